@@ -1,0 +1,47 @@
+"""Everything that anybatch raises or warns with, in one tree.
+
+Every error is also the built-in kind that it is, so code that knows nothing of anybatch can catch it::
+
+    AnybatchError
+    ├── BatchError (ValueError)        the named arguments can't be cut: missing, disagreeing, ambiguous, empty
+    ├── LossError (TypeError)          the function did not return a loss, or did backward's work itself
+    ├── WeightError (ValueError)       `weight=` gives something that is no weight
+    └── InexactError (RuntimeError)    the loss of the pieces can't be made the loss of the mini-batch
+
+    InexactWarning (UserWarning)       the same, where the caller asked for a warning, or where exactness
+                                       could be neither proved nor refuted
+"""
+
+__all__ = ["AnybatchError", "BatchError", "InexactError", "InexactWarning", "LossError", "WeightError"]
+
+
+class AnybatchError(Exception):
+    """The base of every error of anybatch."""
+
+
+class BatchError(AnybatchError, ValueError):
+    """The named arguments can't be cut into micro-batches; nothing ran."""
+
+
+class LossError(AnybatchError, TypeError):
+    """The decorated function did not return a loss, or ran backward itself."""
+
+
+class WeightError(AnybatchError, ValueError):
+    """`weight=` gives something that can't weight a micro-batch."""
+
+
+class InexactError(AnybatchError, RuntimeError):
+    """The micro-batches can't give the gradient of the whole mini-batch.
+
+    Attributes:
+        causes: What stands in the way, one sentence each, naming the operation.
+    """
+
+    def __init__(self, message: str, causes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.causes = causes
+
+
+class InexactWarning(UserWarning):
+    """The result may differ from that of the whole mini-batch, and why."""
