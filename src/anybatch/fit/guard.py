@@ -1,8 +1,8 @@
 """Which errors mean that the memory ran out, decided in one place (Rule 5).
 
 torch has no single class for it: the host's allocator, cuBLAS, cuDNN, Metal and Level Zero each raise a
-RuntimeError of their own wording, and other errors only sound alike. So the class decides first, and the text only
-for the classes that such errors have.
+RuntimeError of their own wording, and other errors only sound alike. So the class decides first, and the text
+only for the classes that such errors have.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def memory_verdict(error: BaseException) -> MemoryVerdict:
     """What the error says about memory, looking through explicit causes and exception groups.
 
-    An interruption (KeyboardInterrupt, SystemExit), alone or in a group, is never a question of memory: it must
-    not be answered by trying again.
+    An interruption (KeyboardInterrupt, SystemExit), alone or in a group, is never a question of memory: it
+    must not be answered by trying again.
     """
     members = list(_members(error))
     if not all(isinstance(member, Exception) for member in members):
