@@ -1,0 +1,90 @@
+"""The containers that hold a batch's entries: how to open one, and how to rebuild it around new children."""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor
+
+from anybatch.batch.builtin import built_in
+
+Children = Callable[[Any], Iterable[tuple[Hashable, Any]]]
+Rebuild = Callable[[Any, list[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Container:
+    """How to open and rebuild one kind of container.
+
+    Attributes:
+        children: `(key, child)` for everything that a container holds, always in the same order.
+        rebuild: A new container like the given one, around new children in that order.
+        is_list: Whether it is a plain list or tuple, whose elements may be rows as well as entries.
+    """
+
+    children: Children
+    rebuild: Rebuild
+    is_list: bool = False
+
+
+_registered: dict[type, Container] = {}
+
+
+def register(kind: type, children: Children, rebuild: Rebuild) -> None:
+    """Teach `anybatch` to cut, move and join a further kind of container, and its subclasses.
+
+    A kind that is registered again is replaced; the most specific class wins.
+
+    Args:
+        kind: The class of the container.
+        children: Given a container, its `(key, child)` pairs, always in the same order. Keys name the entries
+            in `batch_dim` and in errors.
+        rebuild: Given a container and a list of new children, in that order, a new container; the given one
+            must stay as it is.
+
+    Raises:
+        TypeError: `kind` is not a class.
+
+    Example:
+        >>> class Graphs:
+        ...     def __init__(self, nodes, label):
+        ...         self.nodes, self.label = nodes, label
+        >>> register(
+        ...     Graphs,
+        ...     children=lambda graphs: vars(graphs).items(),
+        ...     rebuild=lambda graphs, children: Graphs(*children),
+        ... )
+    """
+    if not isinstance(kind, type):
+        raise TypeError(f"`register`: kind must be a class. Got {kind!r}.")
+    _registered[kind] = Container(children, rebuild)
+    _container_for.cache_clear()
+
+
+def container_of(value: Any) -> Container | None:
+    """How to open `value`, or None where it is no known container."""
+    return _container_for(type(value))  # type: ignore[arg-type]  # mypy: a class is not Hashable
+
+
+@lru_cache(maxsize=1024)
+def _container_for(kind: type) -> Container | None:
+    for base in kind.__mro__:
+        if base in _registered:
+            return _registered[base]
+    found = built_in(kind)
+    return Container(*found) if found else None
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Apply `change` to the tensors in `value`, at any depth; what holds no changed one stays as it is."""
+    if isinstance(value, Tensor):
+        return change(value)
+    container = container_of(value)
+    if container is None:
+        return value
+    old = [child for _, child in container.children(value)]
+    new = [map_tensors(child, change) for child in old]
+    if all(before is after for before, after in zip(old, new, strict=True)):
+        return value
+    return container.rebuild(value, new)

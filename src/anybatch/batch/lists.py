@@ -1,0 +1,148 @@
+"""A list or tuple may hold one element per row, or be a container of entries that have rows themselves.
+
+`[image, image, image]` is three rows; `[images, labels]` is two entries. Only the number of rows tells them
+apart.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from anybatch.batch.containers import container_of
+from anybatch.batch.declared import Declared, Rule, child_path
+from anybatch.batch.leaves import NUMBERS, is_array, is_scalar_type, possible_rows
+from anybatch.batch.rows import ANY, IMPOSSIBLE, Possible, exactly, or_any, together
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The two readings of a list.
+
+    Attributes:
+        as_rows: The numbers of rows that it can stand for with one element per row.
+        as_container: Those that it can stand for as a container of entries.
+    """
+
+    as_rows: Possible
+    as_container: Possible
+
+    @property
+    def possible(self) -> Possible:
+        """The numbers of rows that it can stand for in either reading."""
+        return Possible(
+            self.as_rows.rows | self.as_container.rows,
+            fits_any=self.as_rows.fits_any or (self.as_container.fits_any and not self.as_rows.rows),
+        )
+
+    def is_ambiguous(self, rows: int) -> bool:
+        """Whether both readings give `rows` rows; of a single row either cuts the same."""
+        return rows > 1 and rows in self.as_rows.rows and rows in self.as_container.rows
+
+
+def read_list(
+    value: Sequence[Any], path: str, rule: Rule, declared: Declared, wanted: int | None = None
+) -> Reading:
+    """Read a list or tuple both ways.
+
+    Args:
+        value: The list or tuple.
+        path: Where it is.
+        rule: The rule that holds there.
+        declared: Everything that is declared.
+        wanted: The number of rows, where it is known; other readings are then left out early.
+    """
+    if rule == "list":
+        return Reading(exactly(len(value)), IMPOSSIBLE)
+    if declared.is_container(path):
+        return Reading(IMPOSSIBLE, _as_container(value, path, rule, declared, wanted))
+    holds_tensors = holds_arrays(value)
+    container = _as_container(value, path, rule, declared, wanted)
+    if not holds_tensors:
+        container = Possible(container.rows)
+    return Reading(_as_rows(value, holds_tensors), container)
+
+
+def _as_rows(value: Sequence[Any], holds_tensors: bool) -> Possible:
+    passes_whole = len(value) == 0 or (len(value) == 1 and not holds_tensors)
+    if passes_whole:
+        return or_any(len(value))
+    return exactly(len(value)) if is_of_one_kind(value) else IMPOSSIBLE
+
+
+def _as_container(
+    value: Sequence[Any], path: str, rule: Rule, declared: Declared, wanted: int | None
+) -> Possible:
+    if _holds_only_scalars(value):
+        return ANY
+    children = (
+        _possible(child, child_path(path, index), rule, declared, wanted) for index, child in enumerate(value)
+    )
+    return together(children)
+
+
+def _possible(value: Any, path: str, inherited: Rule, declared: Declared, wanted: int | None) -> Possible:
+    """The numbers of rows of one element, read as an entry."""
+    rule = declared.rule(path, inherited)
+    if is_array(value):
+        found = possible_rows(value, rule) if isinstance(rule, int) else ANY
+    elif (container := container_of(value)) is None or (rule is None and not declared.is_below(path)):
+        found = ANY
+    elif container.is_list:
+        found = read_list(value, path, rule, declared, wanted).possible
+    else:
+        children = container.children(value)
+        found = together(
+            _possible(child, child_path(path, key), rule, declared, wanted) for key, child in children
+        )
+    return found if wanted is None else Possible(found.rows & {wanted}, found.fits_any)
+
+
+def is_of_one_kind(value: Sequence[Any]) -> bool:
+    """Whether the elements can be rows: of the same type; tensors of the same dtype and number of dims."""
+    types = set(map(type, value))
+    if any(issubclass(kind, Tensor | np.ndarray) for kind in types):
+        return len(set(map(_array_kind, value))) == 1
+    if types <= {type(None)}:
+        return False
+    if all(map(is_scalar_type, types)):
+        types.discard(type(None))  # a missing string or number is still a row
+    return len(types) == 1 or all(issubclass(kind, NUMBERS) for kind in types)
+
+
+def _array_kind(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return Tensor, value.dtype, value.ndim
+    if isinstance(value, np.ndarray):
+        return np.ndarray, value.dtype.char, value.ndim
+    return type(value)
+
+
+def _holds_only_scalars(value: Sequence[Any]) -> bool:
+    return all(map(is_scalar_type, set(map(type, value))))
+
+
+def holds_arrays(value: Any) -> bool:
+    """Whether there is a tensor or array in `value`, at any depth."""
+    return _holds(value, Tensor | np.ndarray)
+
+
+def holds_tensors(value: Any) -> bool:
+    """Whether there is a tensor in `value`, at any depth."""
+    return _holds(value, Tensor)
+
+
+def _holds(value: Any, wanted: Any) -> bool:
+    if isinstance(value, wanted):
+        return True
+    container = container_of(value)
+    if container is None or (container.is_list and _holds_only_scalars(value)):
+        return False
+    return any(map(partial(_holds, wanted=wanted), _children(container.children(value))))
+
+
+def _children(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
+    return [child for _, child in pairs]
