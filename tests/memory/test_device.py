@@ -10,12 +10,15 @@ from torch import Tensor
 
 from anybatch.memory.device import (
     RandomState,
+    accelerator_readings,
     accelerators,
     as_device,
     copies_asynchronously,
+    device_name,
     device_of,
     is_accelerator,
 )
+from anybatch.memory.reading import Quantity
 
 
 @pytest.fixture
@@ -176,6 +179,48 @@ def test_random_state_fixes_the_current_device_at_capture(two_accelerators: TwoD
     two_accelerators.current_index = 0
     state.restore()
     assert [each.item() for each in two_accelerators.states] == [10, 20]
+
+
+def test_readings_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Live, peak and limit are told apart, and come from torch's figures for that very device."""
+    memory = torch.accelerator.memory
+    monkeypatch.setattr(memory, "memory_allocated", lambda device: 100 + device.index)
+    monkeypatch.setattr(memory, "max_memory_allocated", lambda device: 200 + device.index)
+    monkeypatch.setattr(torch.xpu, "mem_get_info", lambda device: (300, 400 + device.index), raising=False)
+    live, peak, limit = accelerator_readings(torch.device("xpu", 1))
+    assert [(each.quantity, each.amount_bytes) for each in (live, peak, limit)] == [
+        (Quantity.LIVE, 101),
+        (Quantity.PEAK, 201),
+        (Quantity.LIMIT, 401),
+    ]
+
+
+def test_readings_of_metal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On mps live is what the driver holds and the limit what Metal recommends; there is no peak to read."""
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
+    assert [each.amount_bytes for each in accelerator_readings(torch.device("mps"))] == [7, None, 9]
+
+
+def test_device_name_falls_back_to_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is called what its maker calls it, or by its kind where torch does not know."""
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda device: f"Arc {device.index}", raising=False)
+    assert device_name(torch.device("xpu", 1)) == "Arc 1"
+    assert device_name(torch.device("mps")) == "mps"
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_readings_on_cuda() -> None:
+    """A tensor of 64 MiB on a CUDA device raises live and peak; freed, only the peak stays."""
+    device = torch.device("cuda", 0)
+    before = accelerator_readings(device)[0].amount_bytes or 0
+    block = torch.ones(1 << 24, device=device)
+    assert (accelerator_readings(device)[0].amount_bytes or 0) - before == 1 << 26
+    del block
+    live, peak, _ = accelerator_readings(device)
+    assert live.amount_bytes == before
+    assert (peak.amount_bytes or 0) >= before + (1 << 26)
 
 
 @pytest.mark.cuda

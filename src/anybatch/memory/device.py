@@ -12,7 +12,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-__all__ = ["RandomState", "accelerators", "as_device", "copies_asynchronously", "device_of", "is_accelerator"]
+from anybatch.memory.reading import Quantity, Reading
+
+__all__ = [
+    "RandomState",
+    "accelerator_readings",
+    "accelerators",
+    "as_device",
+    "copies_asynchronously",
+    "device_name",
+    "device_of",
+    "is_accelerator",
+]
 
 _HOST_KINDS = frozenset({"cpu", "meta"})
 # On mps a non-blocking copy from pageable memory may be read before it is written, so it is left out.
@@ -110,6 +121,32 @@ def _accelerator_kind() -> str | None:
         return None
     current = torch.accelerator.current_accelerator()
     return None if current is None else current.type
+
+
+def device_name(device: torch.device) -> str:
+    """What the maker calls the device, or its kind where torch can't tell."""
+    read_name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(read_name(device)) if read_name is not None else device.type
+
+
+def accelerator_readings(device: torch.device) -> tuple[Reading, ...]:
+    """Live, peak and limit bytes of this process on an accelerator, each with its source.
+
+    Metal keeps no peak. What it counts against its limit is the driver's figure, which holds caches too.
+    """
+    if device.type == "mps":
+        return (
+            Reading(Quantity.LIVE, torch.mps.driver_allocated_memory(), "torch.mps.driver_allocated_memory"),
+            Reading(Quantity.PEAK, None, "not kept by Metal"),
+            Reading(Quantity.LIMIT, torch.mps.recommended_max_memory(), "torch.mps.recommended_max_memory"),
+        )
+    memory = torch.accelerator.memory
+    _, total_bytes = torch.get_device_module(device).mem_get_info(device)
+    return (
+        Reading(Quantity.LIVE, memory.memory_allocated(device), "torch.accelerator.memory_allocated"),
+        Reading(Quantity.PEAK, memory.max_memory_allocated(device), "torch.accelerator.max_memory_allocated"),
+        Reading(Quantity.LIMIT, total_bytes, "memory of the device (driver)"),
+    )
 
 
 @final
