@@ -77,7 +77,7 @@ def _rebuild_mapping(value: Mapping[Any, Any], children: list[Any]) -> Mapping[A
     if not isinstance(value, MutableMapping) or _is_its_own_namespace(value):
         construct: Callable[[dict[Any, Any]], Mapping[Any, Any]] = type(value)
         return construct(items)
-    new = _copied(value)
+    new = copy.copy(value)
     _replace_items(new, items)
     _replace_attributes(new, list(value.values()), children)
     return new
@@ -86,15 +86,6 @@ def _rebuild_mapping(value: Mapping[Any, Any], children: list[Any]) -> Mapping[A
 def _is_its_own_namespace(value: Any) -> bool:
     """Whether keys are attributes too, by `self.__dict__ = self`; a copy would tear the two apart."""
     return getattr(value, "__dict__", None) is value
-
-
-def _copied(value: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
-    if not (isinstance(value, dict) and dataclasses.is_dataclass(value)):
-        return copy.copy(value)
-    # transformers' ModelOutput: its copy runs __post_init__, which takes a lone dict for the fields.
-    new = type(value).__new__(type(value))
-    vars(new).update(vars(value))
-    return new
 
 
 def _replace_items(new: MutableMapping[Any, Any], items: dict[Any, Any]) -> None:

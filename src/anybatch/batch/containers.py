@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from anybatch.batch.builtin import built_in
+from anybatch.batch.leaves import holds_only_scalars, is_array
 
 Children = Callable[[Any], Iterable[tuple[Hashable, Any]]]
 Rebuild = Callable[[Any, list[Any]], Any]
@@ -76,12 +77,31 @@ def _container_for(kind: type) -> Container | None:
     return Container(*found) if found else None
 
 
+def holds_tensors(value: Any) -> bool:
+    """Whether there is a tensor in `value`, at any depth."""
+    return _holds(value, lambda leaf: isinstance(leaf, Tensor))
+
+
+def holds_arrays(value: Any) -> bool:
+    """Whether there is a tensor or array in `value`, at any depth."""
+    return _holds(value, is_array)
+
+
+def _holds(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    if is_wanted(value):
+        return True
+    container = container_of(value)
+    if container is None or (container.is_list and holds_only_scalars(value)):
+        return False
+    return any(_holds(child, is_wanted) for _, child in container.children(value))
+
+
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """Apply `change` to the tensors in `value`, at any depth; what holds no changed one stays as it is."""
     if isinstance(value, Tensor):
         return change(value)
     container = container_of(value)
-    if container is None:
+    if container is None or (container.is_list and holds_only_scalars(value)):
         return value
     old = [child for _, child in container.children(value)]
     new = [map_tensors(child, change) for child in old]

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from anybatch.batch.containers import Container, container_of
+import torch
+from torch import Tensor
+
+from anybatch.batch.containers import Container, container_of, holds_tensors
 from anybatch.batch.declared import BatchDim, Declared, Rule, child_path, read_batch_dim
 from anybatch.batch.leaves import SCALARS, Array, is_array
-from anybatch.batch.lists import holds_tensors, read_list
+from anybatch.batch.lists import read_list
 from anybatch.batch.parts import Branch, Part, RowList, Rows, Taker, Whole
 from anybatch.batch.survey import count_rows, how_to_declare, refuse
 
@@ -34,9 +37,30 @@ class Layout:
         return {name: part.take(start, rows, taker) for name, part in self.parts.items()}
 
     @cached_property
+    def device(self) -> torch.device | None:
+        """Where the first tensor with rows lives, to which outputs go back; None without such a tensor."""
+        locator = _Locator()
+        self.take(0, 1, locator)
+        return locator.found
+
+    @cached_property
     def structure(self) -> Hashable:
         """What calls of one pattern have in common: types, dtypes, numbers of dims, where the rows are."""
         return tuple((name, part.structure) for name, part in self.parts.items())
+
+
+class _Locator(Taker):
+    """Takes nothing, and remembers where the first tensor with rows is."""
+
+    def __init__(self) -> None:
+        self.found: torch.device | None = None
+
+    def rows_of(self, source: Tensor, dim: int, start: int, rows: int) -> Tensor:
+        return self.element(source)
+
+    def element(self, source: Tensor) -> Tensor:
+        self.found = self.found or source.device
+        return source
 
 
 def lay_out(arguments: Mapping[str, Any], batch_dim: BatchDim = 0) -> Layout:
@@ -85,7 +109,7 @@ class _Builder:
         if container is None:
             return self._object(value, path)
         if container.is_list and self._is_row_list(value, path, rule):
-            return RowList(value, container, holds_tensors(value))
+            return RowList(value, container)
         return self._branch(value, container, path, rule)
 
     def _array(self, value: Array, rule: Rule) -> Part:

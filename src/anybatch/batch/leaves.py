@@ -1,7 +1,7 @@
 """The entries that are no containers: tensors and arrays, which may have rows, scalars, and the rest."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -36,6 +36,11 @@ def is_array(value: Any) -> TypeGuard[Array]:
 def is_scalar_type(kind: type) -> bool:
     """Whether values of this type pass whole and hold no tensors."""
     return issubclass(kind, SCALARS)
+
+
+def holds_only_scalars(elements: Iterable[Any]) -> bool:
+    """Whether every element is a scalar; cheap for long lists of strings or numbers."""
+    return all(map(is_scalar_type, set(map(type, elements))))
 
 
 def has_dim(value: Array, dim: int) -> bool:

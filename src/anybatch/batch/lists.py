@@ -4,17 +4,16 @@
 apart.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from anybatch.batch.containers import container_of
+from anybatch.batch.containers import container_of, holds_arrays
 from anybatch.batch.declared import Declared, Rule, child_path
-from anybatch.batch.leaves import NUMBERS, is_array, is_scalar_type, possible_rows
+from anybatch.batch.leaves import NUMBERS, holds_only_scalars, is_array, is_scalar_type, possible_rows
 from anybatch.batch.rows import ANY, IMPOSSIBLE, Possible, exactly, or_any, together
 
 
@@ -35,7 +34,7 @@ class Reading:
         """The numbers of rows that it can stand for in either reading."""
         return Possible(
             self.as_rows.rows | self.as_container.rows,
-            fits_any=self.as_rows.fits_any or (self.as_container.fits_any and not self.as_rows.rows),
+            fits_any=self.as_rows.fits_any or self.as_container.fits_any,
         )
 
     def is_ambiguous(self, rows: int) -> bool:
@@ -59,16 +58,14 @@ def read_list(
         return Reading(exactly(len(value)), IMPOSSIBLE)
     if declared.is_container(path):
         return Reading(IMPOSSIBLE, _as_container(value, path, rule, declared, wanted))
-    holds_tensors = holds_arrays(value)
-    container = _as_container(value, path, rule, declared, wanted)
-    if not holds_tensors:
-        container = Possible(container.rows)
-    return Reading(_as_rows(value, holds_tensors), container)
+    as_rows = _as_rows(value)
+    as_container = _as_container(value, path, rule, declared, wanted)
+    passes_whole = as_container.fits_any and not as_rows.rows and holds_arrays(value)
+    return Reading(as_rows, as_container if passes_whole else Possible(as_container.rows))
 
 
-def _as_rows(value: Sequence[Any], holds_tensors: bool) -> Possible:
-    passes_whole = len(value) == 0 or (len(value) == 1 and not holds_tensors)
-    if passes_whole:
+def _as_rows(value: Sequence[Any]) -> Possible:
+    if len(value) == 0 or (len(value) == 1 and not holds_arrays(value)):
         return or_any(len(value))
     return exactly(len(value)) if is_of_one_kind(value) else IMPOSSIBLE
 
@@ -76,7 +73,7 @@ def _as_rows(value: Sequence[Any], holds_tensors: bool) -> Possible:
 def _as_container(
     value: Sequence[Any], path: str, rule: Rule, declared: Declared, wanted: int | None
 ) -> Possible:
-    if _holds_only_scalars(value):
+    if holds_only_scalars(value):
         return ANY
     children = (
         _possible(child, child_path(path, index), rule, declared, wanted) for index, child in enumerate(value)
@@ -104,6 +101,8 @@ def _possible(value: Any, path: str, inherited: Rule, declared: Declared, wanted
 def is_of_one_kind(value: Sequence[Any]) -> bool:
     """Whether the elements can be rows: of the same type; tensors of the same dtype and number of dims."""
     types = set(map(type, value))
+    if types == {Tensor}:
+        return len({(row.dtype, row.ndim) for row in value}) == 1
     if any(issubclass(kind, Tensor | np.ndarray) for kind in types):
         return len(set(map(_array_kind, value))) == 1
     if types <= {type(None)}:
@@ -119,30 +118,3 @@ def _array_kind(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.ndarray, value.dtype.char, value.ndim
     return type(value)
-
-
-def _holds_only_scalars(value: Sequence[Any]) -> bool:
-    return all(map(is_scalar_type, set(map(type, value))))
-
-
-def holds_arrays(value: Any) -> bool:
-    """Whether there is a tensor or array in `value`, at any depth."""
-    return _holds(value, Tensor | np.ndarray)
-
-
-def holds_tensors(value: Any) -> bool:
-    """Whether there is a tensor in `value`, at any depth."""
-    return _holds(value, Tensor)
-
-
-def _holds(value: Any, wanted: Any) -> bool:
-    if isinstance(value, wanted):
-        return True
-    container = container_of(value)
-    if container is None or (container.is_list and _holds_only_scalars(value)):
-        return False
-    return any(map(partial(_holds, wanted=wanted), _children(container.children(value))))
-
-
-def _children(pairs: Iterable[tuple[Any, Any]]) -> list[Any]:
-    return [child for _, child in pairs]

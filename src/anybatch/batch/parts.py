@@ -8,9 +8,8 @@ from typing import Any, final
 import numpy as np
 from torch import Tensor
 
-from anybatch.batch.containers import Container, container_of, map_tensors
-from anybatch.batch.leaves import Array
-from anybatch.batch.lists import holds_tensors
+from anybatch.batch.containers import Container, container_of, holds_tensors, map_tensors
+from anybatch.batch.leaves import Array, holds_only_scalars
 
 
 class Taker:
@@ -83,11 +82,10 @@ class RowList(Part):
 
     value: Any
     container: Container
-    holds_tensors: bool
 
     def take(self, start: int, rows: int, taker: Taker) -> Any:
         elements = list(self.value[start : start + rows])
-        if self.holds_tensors:
+        if not holds_only_scalars(elements):
             elements = [map_tensors(element, taker.element) for element in elements]
         return self.container.rebuild(self.value, elements)
 

@@ -8,7 +8,7 @@ from anybatch.batch.containers import container_of
 from anybatch.batch.declared import Declared, Rule, child_path
 from anybatch.batch.leaves import is_array, possible_rows, why_not
 from anybatch.batch.lists import read_list
-from anybatch.batch.rows import Possible, together
+from anybatch.batch.rows import ANY, Possible, together
 from anybatch.errors import BatchError
 
 ENTRIES_SHOWN = 20
@@ -117,8 +117,18 @@ def _agreement(entries: list[Entry], declared: Declared) -> Possible:
 def _disagreement(entries: list[Entry], declared: Declared) -> str:
     return (
         f"all entries must have the same number of rows. Got {_listing(entries, declared)}. "
-        f"Declare an entry that all rows share: `batch_dim={{{entries[-1].path!r}: None}}`."
+        f"Declare an entry that all rows share: `batch_dim={{{_first_odd(entries, declared)!r}: None}}`."
     )
+
+
+def _first_odd(entries: list[Entry], declared: Declared) -> str:
+    """The first entry that can't go with those before it."""
+    agreed = ANY
+    for entry in entries:
+        agreed &= entry.possible(declared)
+        if agreed.is_impossible:
+            return entry.path
+    return entries[-1].path
 
 
 def _several(entries: list[Entry], agreed: Possible, declared: Declared) -> str:
