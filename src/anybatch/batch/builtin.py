@@ -89,14 +89,14 @@ def _is_its_own_namespace(value: Any) -> bool:
 
 
 def _replace_items(new: MutableMapping[Any, Any], items: dict[Any, Any]) -> None:
-    # The keys are already what a subclass's own __setitem__ makes of them.
+    if not isinstance(new, dict):
+        new.update(items)
+        return
+    # The keys are already what a subclass's own __setitem__ made of them, so it must not see them again.
+    base = OrderedDict if isinstance(new, OrderedDict) else dict
+    base.clear(new)
     for key, child in items.items():
-        if isinstance(new, OrderedDict):
-            OrderedDict.__setitem__(new, key, child)
-        elif isinstance(new, dict):
-            dict.__setitem__(new, key, child)
-        else:
-            new[key] = child
+        base.__setitem__(new, key, child)
 
 
 def _replace_attributes(new: Any, old: list[Any], children: list[Any]) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from anybatch.batch.inputs import InputLeaf
 from anybatch.batch.layout import Layout
 from anybatch.batch.parts import Taker
+from anybatch.memory.device import copies_asynchronously
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,5 +100,5 @@ class _Mover(Taker):
         if self._device is None:
             return source
         with torch.no_grad():
-            # From pageable memory a non-blocking copy may still read after the caller has changed the batch.
-            return source.to(self._device, non_blocking=source.is_pinned())
+            is_safe = copies_asynchronously(self._device) and source.is_pinned()
+            return source.to(self._device, non_blocking=is_safe)
