@@ -126,6 +126,12 @@ def test_leaf_stands_for_the_callers_tensor() -> None:
     assert not pieces[0].arguments["batch"]["y"].requires_grad
 
 
+def test_leaf_of_a_shared_entry_begins_at_the_first_row() -> None:
+    """An entry that each piece gets whole has neither a dim nor a start of its own."""
+    layout = lay_out({"x": torch.ones(ROWS), "table": _rows(4)}, batch_dim={"table": None})
+    assert [(p.inputs[0].dim, p.inputs[0].start) for p in feed(layout, SIZES, None)] == [(None, 0)] * 3
+
+
 def test_leaves_are_made_with_gradients_disabled_too() -> None:
     """A function that differentiates by its inputs works in evaluation as well."""
     x = _rows(ROWS)

@@ -199,7 +199,7 @@ def test_joined_outputs_have_no_graph() -> None:
 
 def test_sparse_outputs_come_back_one_by_one() -> None:
     """Tensors without strides are not joined."""
-    outputs = [torch.eye(rows).to_sparse() for rows in SIZES]
+    outputs = [torch.ones(rows, 2).to_sparse() for rows in SIZES]
     assert [entry.layout for entry in join(outputs, SIZES, None)] == [torch.sparse_coo] * 3
 
 
@@ -235,12 +235,13 @@ def test_detach_copies_what_others_may_write_to() -> None:
     kept = []
     for _ in range(3):
         buffer += 1
-        kept.append(detach((buffer, weight), None))
+        kept.append(detach((buffer, weight, weight.view(2, 1)), None))
     with torch.no_grad():
         weight += 1
-    counts, weights = join(kept, SIZES, None)
+    counts, weights, views = join(kept, SIZES, None)
     assert counts.tolist() == [1, 2, 3]
     assert [w.tolist() for w in weights] == [[0, 0]] * 3
+    assert [v.tolist() for v in views] == [[[0], [0]]] * 3
 
 
 def test_detach_does_not_copy_a_fresh_output() -> None:

@@ -233,6 +233,28 @@ def test_list_that_fits_in_neither_reading_is_refused(value: Any, words: str) ->
     assert "batch_dim={'extra': None}" in str(caught.value)
 
 
+def test_long_list_beside_a_tensor_is_not_walked() -> None:
+    """Where a tensor tells the number of rows, a list of lists is read by its first element."""
+    opened: list[int] = []
+
+    class Tokens(list[int]):
+        def __iter__(self) -> Any:
+            opened.append(self[0])
+            return super().__iter__()
+
+    rows = [Tokens([i, i]) for i in range(1000)]
+    layout = lay_out({"x": torch.ones(1000), "tokens": rows})
+    assert layout.rows == 1000
+    assert set(opened) <= {0}
+
+
+def test_single_entry_of_a_single_row_is_not_ambiguous() -> None:
+    """Where there is one row, a list with one tensor of one row is cut the same in either reading."""
+    layout = lay_out({"x": torch.ones(1, 3), "inputs": [torch.ones(1, 5)]})
+    assert layout.rows == 1
+    assert layout.cut(0, 1)["inputs"][0].shape == (1, 5)
+
+
 def test_one_row_is_never_ambiguous() -> None:
     """Beside a tensor of one row, the last batch of a loader, two entries of one row are a container."""
     layout = lay_out({"x": torch.ones(1, 3), "pair": _pair(1)})

@@ -141,7 +141,8 @@ def test_tensor_without_strides_is_refused(tensor: torch.Tensor, kind: str, nest
 def test_packed_sequence_is_refused() -> None:
     """Rows that are interleaved can't be cut."""
     packed = pack_sequence([torch.ones(2), torch.ones(1)])
-    _assert_refused({"x": torch.ones(2), "packed": packed}, "packed", "PackedSequence")
+    _assert_refused({"x": torch.ones(2), "packed": packed}, "packed is a PackedSequence")
+    _assert_refused({"batch": {"x": torch.ones(2), "packed": packed}}, "batch.packed is a PackedSequence")
 
 
 @pytest.mark.parametrize("dim", [1, -2, 5])
