@@ -21,7 +21,7 @@ demo: $(INSTALLED) ## train on real data under a hard memory cap: the whole mini
 	$(BIN)/anybatch demo
 
 test: $(INSTALLED) ## run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n logical --maxprocesses 4
 
 check: $(INSTALLED) ## formatting, lint, types and the direction of imports
 	$(BIN)/ruff format --check

@@ -62,7 +62,6 @@ def test_scalars_are_stacked() -> None:
         [["a"], ["b", "c"], []],
         [{1, 2}, {3}, set()],
     ],
-    ids=str,
 )
 def test_anything_else_is_a_list_with_one_entry_per_piece(outputs: list[Any]) -> None:
     """Where the pieces' outputs don't fit together they come back one by one, unchanged."""

@@ -103,7 +103,6 @@ def test_names_and_numbers_of_a_loader_are_a_container() -> None:
         [("a", 1), ("b", 2), ("c", 3)],
         [object(), object(), object()],
     ],
-    ids=str,
 )
 def test_rows_of_one_kind_are_rows(rows: list[Any]) -> None:
     """A list as long as the batch, of elements of one kind, is cut by element; no element is copied."""
