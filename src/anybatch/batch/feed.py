@@ -54,6 +54,11 @@ def feed(layout: Layout, sizes: Sequence[int], device: torch.device | None) -> I
     return _pieces(layout, sizes, device)
 
 
+def piece_of(layout: Layout, start: int, rows: int, device: torch.device | None) -> Piece:
+    """The piece of `rows` rows from `start`, for a look at it outside the order of `feed`."""
+    return _piece(layout, 0, start, rows, _Mover(device, start, {}))
+
+
 def _pieces(layout: Layout, sizes: Sequence[int], device: torch.device | None) -> Iterator[Piece]:
     shared: dict[int, Tensor] = {}
     start = 0

@@ -23,6 +23,7 @@ __all__ = [
     "device_name",
     "device_of",
     "is_accelerator",
+    "widest_float",
 ]
 
 _HOST_KINDS = frozenset({"cpu", "meta"})
@@ -198,3 +199,8 @@ def _with_index(device: torch.device) -> torch.device:
 def _generator_state(device: torch.device) -> Tensor:
     state: Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The floating dtype with the most digits that the device has; Metal has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,157 @@
+"""The decorator: one call of the user's function becomes one call per micro-batch, and one backward each."""
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Module
+
+from anybatch._call import Call
+from anybatch._evaluate import evaluate
+from anybatch._run import Bound
+from anybatch._settings import Settings, settings
+from anybatch.batch import BatchDim, Layout, lay_out
+from anybatch.exact.pattern import Memory
+from anybatch.exact.weights import Weight
+from anybatch.fit.modules import in_reach
+from anybatch.memory.device import device_of
+
+
+def apply(
+    batch_names: Sequence[str],
+    ub_size: int = 1,
+    device: str | int | torch.device | None = None,
+    device_ids: Sequence[int] | None = None,
+    *,
+    weight: Weight = "auto",
+    on_inexact: str = "raise",
+    batch_dim: BatchDim = 0,
+    whole_batch_loss: Callable[..., Any] | None = None,
+    batch_norm: str = "micro",
+    scaler: Any = None,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Runs a training function in micro-batches, with the gradient of the whole mini-batch.
+
+    The decorated function returns the loss, or `(loss, *others)`, and never calls `.backward()`: the call
+    does, once per micro-batch, and leaves the gradient of the whole mini-batch in `.grad`, added to what
+    was there. The loss may be a dict of losses, which are summed for backward.
+
+    On the first call of each kind (other arguments, modes or graph) that needs more than one piece, the
+    function is called a few more times to find out how its loss adds up (the probe); a function that keeps
+    state of its own sees these calls.
+
+    Args:
+        batch_names: The arguments that hold the mini-batch, by name. Tensors, arrays, lists with one element
+            per row, and containers of these.
+        ub_size: The largest number of rows in a micro-batch, at least 1. Pieces are balanced: 10 rows with
+            `ub_size=4` are cut 4, 3, 3.
+        device: Where micro-batches are sent; None for where the modules of the call are.
+        device_ids: Not available yet.
+        weight: How pieces weigh. `"auto"` reads it from the loss's graph; `"rows"` and `"sum"` say that the
+            loss is a mean over rows, or a sum; a function of named batch arguments returns what the loss
+            of these rows is divided by (`lambda label: (label != -100).sum()`). A mapping gives a rule
+            for each loss of a dict.
+        on_inexact: What to do with a loss that does not add up: `"raise"`, `"warn"` or `"ignore"` (which
+            leaves out the probe, too, and takes losses for what their graph looks like).
+        batch_dim: The dim that holds rows: an int, or one per dotted path (`"x"`, `"batch.mask"`). None
+            declares an entry that is shared by all rows; `"list"` a list with one element per row.
+        whole_batch_loss: Not available yet.
+        batch_norm: `"micro"`: statistics over each micro-batch, with a warning.
+        scaler: Not available yet.
+
+    Returns:
+        A decorator. The decorated function returns the loss of the whole mini-batch, detached, or a tuple
+        of it and the outputs: tensors with a row per row of the piece are concatenated, 0-dim tensors are
+        stacked, anything else comes as a list with one entry per piece.
+
+    Raises:
+        ValueError: `ub_size`, `on_inexact` or `device` is out of its range, at decoration.
+        BatchError: The named arguments can't be cut. Nothing ran.
+        LossError: The function returned no loss, or ran backward itself.
+        WeightError: `weight` is no weight.
+        InexactError: The loss does not add up over pieces.
+
+    Error:
+        Exact up to rounding: 1e-10 of the largest gradient where everything is float64.
+
+    Source:
+        Piao et al., "Enabling large batch size training for DNN models beyond the memory limit while
+        maintaining performance", IEEE Access 2023, section III, for the contract.
+
+    Example:
+        >>> import torch, anybatch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> @anybatch.apply(["x", "label"], ub_size=4)
+        ... def train_fn(x, label):
+        ...     return torch.nn.functional.cross_entropy(model(x), label)
+        >>> loss = train_fn(x=torch.randn(10, 3), label=torch.tensor([0, 1] * 5))
+        >>> loss.shape, model.weight.grad.shape
+        (torch.Size([]), torch.Size([2, 3]))
+    """
+    _refuse_later_options(ub_size, device_ids, whole_batch_loss, batch_norm, scaler)
+    checked = settings(batch_names, ub_size, device, weight, on_inexact, batch_dim)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        applied = Applied(function, checked)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return applied(*args, **kwargs)
+
+        call.anybatch = applied  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _refuse_later_options(
+    ub_size: Any, device_ids: Any, whole_batch_loss: Any, batch_norm: str, scaler: Any
+) -> None:
+    later = {
+        'ub_size="auto"': isinstance(ub_size, str),
+        "device_ids": device_ids is not None,
+        "whole_batch_loss": whole_batch_loss is not None,
+        f"batch_norm={batch_norm!r}": batch_norm != "micro",
+        "scaler": scaler is not None,
+    }
+    asked = [name for name, is_asked in later.items() if is_asked]
+    if asked:
+        raise NotImplementedError(
+            f"`apply`: some options come with a later version. Got {', '.join(asked)}. Leave them out."
+        )
+
+
+class Applied:
+    """A function with its options, and what its calls have shown of it."""
+
+    def __init__(self, function: Callable[..., Any], options: Settings) -> None:
+        self.function = function
+        self.options = options
+        self._signature = inspect.signature(function)
+        self._memories: dict[Hashable, Memory] = {}
+        self._warned: set[str] = set()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = self._signature.bind(*args, **kwargs)
+        bound = Bound(self.function, arguments, self.options.batch_names)
+        layout = lay_out(bound.batch, self.options.batch_dim)
+        modules = in_reach(self.function, bound.others())
+        memory = self._memories.setdefault(_kind(layout, modules), Memory())
+        device = self.options.device or device_of(leaf for module in modules for leaf in module.parameters())
+        call = Call(bound, layout, self.options, memory, modules, device, self._warned)
+        return call.train() if torch.is_grad_enabled() else evaluate(call)
+
+
+def _kind(layout: Layout, modules: Sequence[Module]) -> Hashable:
+    """What calls must have in common for what one has shown to hold for the other."""
+    modes = tuple(module.training for module in modules)
+    autocast = torch.is_autocast_enabled(), torch.is_grad_enabled()
+    return layout.structure, modes, autocast
+
+
+def options_of(function: Mapping[str, Any] | Callable[..., Any]) -> Applied | None:
+    """The options of a decorated function; None for another."""
+    found = getattr(function, "anybatch", None)
+    return found if isinstance(found, Applied) else None

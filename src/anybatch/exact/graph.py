@@ -1,0 +1,139 @@
+"""The autograd graph as plain data: its nodes, its edges and who is below whom.
+
+A graph is read once and labelled by comparing it with the graph of the same function at another number
+of rows (`labels.py`). Node objects are kept, for Python wrappers are only identical while one is alive.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.autograd.graph import Node
+
+LEAF = "torch::autograd::AccumulateGrad"
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Every node below some roots, children before parents.
+
+    Attributes:
+        nodes: The nodes in depth-first postorder.
+        edges: For each node the positions of its children in `nodes`; -1 where an input needs no gradient.
+        roots: The positions of the roots.
+    """
+
+    nodes: list[Node]
+    edges: list[tuple[int, ...]]
+    roots: tuple[int, ...]
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [node.name() for node in self.nodes]
+
+    @cached_property
+    def structure(self) -> int:
+        """A hash of names and edges: equal for two runs of the same operations, whatever the sizes."""
+        return hash((tuple(self.names), tuple(self.edges)))
+
+    @cached_property
+    def parents(self) -> list[int]:
+        """For each node how many edges lead to it."""
+        counts = [0] * len(self.nodes)
+        for edges in self.edges:
+            for child in edges:
+                if child >= 0:
+                    counts[child] += 1
+        return counts
+
+    def leaves(self) -> list[torch.Tensor]:
+        """The tensors into which backward through this graph accumulates."""
+        return [leaf_of(node) for node, name in zip(self.nodes, self.names, strict=True) if name == LEAF]
+
+
+def leaf_of(node: Node) -> torch.Tensor:
+    """The leaf tensor of an AccumulateGrad node."""
+    variable: torch.Tensor = node.variable  # type: ignore[attr-defined]  # only AccumulateGrad has it
+    return variable
+
+
+def read(roots: Sequence[torch.Tensor]) -> Graph:
+    """Reads the graph below the given tensors, which all require grad.
+
+    Costs about a microsecond per node; nothing of a node but its name and children is touched.
+    """
+    places: dict[Node, int] = {}
+    nodes: list[Node] = []
+    edges: list[tuple[int, ...]] = []
+    tops = [node_of(root) for root in roots]
+    for top in tops:
+        _visit(top, places, nodes, edges)
+    return Graph(nodes, edges, tuple(places[top] for top in tops))
+
+
+def node_of(tensor: torch.Tensor) -> Node:
+    """The node of a tensor that requires grad: its grad_fn, or its accumulator if it is a leaf."""
+    return torch.autograd.graph.get_gradient_edge(tensor).node
+
+
+def _visit(top: Node, places: dict[Node, int], nodes: list[Node], edges: list[tuple[int, ...]]) -> None:
+    stack: list[tuple[Node, tuple[Node | None, ...] | None]] = [(top, None)]
+    opened: set[Node] = set()
+    while stack:
+        node, children = stack.pop()
+        if node in places:
+            continue
+        if children is not None:
+            places[node] = len(nodes)
+            nodes.append(node)
+            edges.append(tuple(-1 if child is None else places[child] for child in children))
+        elif node not in opened:
+            opened.add(node)
+            children = tuple(child for child, _ in node.next_functions)
+            stack.append((node, children))
+            stack.extend((child, None) for child in reversed(children) if child and child not in places)
+
+
+def shapes(node: Node) -> tuple[tuple[int, ...], ...]:
+    """The shapes of the node's forward outputs."""
+    return tuple(tuple(meta.shape) for meta in node._input_metadata)
+
+
+def lowest_precision(nodes: Iterable[Node]) -> torch.dtype:
+    """The dtype with the fewest digits that the graph's forward outputs have; float64 if there is none."""
+    dtypes = {meta.dtype for node in nodes for meta in node._input_metadata}
+    floating = [
+        dtype for dtype in dtypes if dtype is not None and (dtype.is_floating_point or dtype.is_complex)
+    ]
+    return max(floating, key=_eps, default=torch.float64)
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def is_custom(node: Node) -> bool:
+    """Is the node a Python autograd Function, a compiled region among them?"""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
+def nearest_leaves(graph: Graph, count: int, accept: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
+    """The leaves fewest edges away from the roots that only one edge leads to.
+
+    A gradient with respect to these costs a walk through the tail of the graph alone. A leaf that is
+    used twice (tied weights) is passed over where there is another: its second use may lie at the bottom.
+    """
+    order, seen = list(graph.roots), set(graph.roots)
+    single: list[torch.Tensor] = []
+    shared: list[torch.Tensor] = []
+    for place in order:
+        if graph.names[place] == LEAF and accept(leaf_of(graph.nodes[place])):
+            (single if graph.parents[place] == 1 else shared).append(leaf_of(graph.nodes[place]))
+            if len(single) == count:
+                break
+        for child in graph.edges[place]:
+            if child >= 0 and child not in seen:
+                seen.add(child)
+                order.append(child)
+    return single or shared[:1]

@@ -1,0 +1,135 @@
+"""How a term of the pieces becomes the term of the whole mini-batch: one law, read from three runs.
+
+Let P(A) be what a term divides by on rows A, constants on its path included. Whether such a constant is a
+count or a coefficient can't be told, and need not be: all that matters is
+
+    P(A and B) = P(A) + P(B) - c0
+
+With c0 = 0 the term is a mean, with c0 = P a sum (possibly over a constant), with a small c0 a mean with
+an epsilon. The piece's share of the whole term is then P_i / D with D = sum P_i - (K - 1) c0.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anybatch.exact.terms import Reading
+
+_NEAR = 1e-6
+_SMALL = 1e-3
+
+
+class Law(enum.Enum):
+    """What to multiply a piece's term with."""
+
+    MEAN = "mean"
+    """P_i / D."""
+    SUM = "sum"
+    """1."""
+    ROWS = "rows"
+    """Its share of the rows: an unreadable term that combines like a mean."""
+    GIVEN = "given"
+    """Its share of the weights that the caller gave."""
+    ONCE = "once"
+    """Anything that sums to 1: the term is the same for every piece."""
+
+
+@dataclass(frozen=True)
+class TermLaw:
+    """The law of one term.
+
+    Attributes:
+        law: Its kind.
+        c0: The constant of the law, for MEAN.
+        per_row: The denominator per row that the probe met, for MEAN.
+        follows_rows: Is it the same for any rows, so that D is known before anything runs?
+    """
+
+    law: Law
+    c0: float = 0.0
+    per_row: float = 1.0
+    follows_rows: bool = False
+
+
+class NoLaw(Exception):
+    """The denominators of the halves don't add up to that of the whole."""
+
+
+def of_denominators(whole: Reading, halves: Sequence[Reading], rows: Sequence[int]) -> TermLaw:
+    """The law of a term whose denominators can be read.
+
+    Args:
+        whole: The term on a piece.
+        halves: The term on each half of that piece.
+        rows: The number of rows in each half.
+
+    Raises:
+        NoLaw: There is none, such as for a division by the square root of the number of rows.
+    """
+    if any(not _same(left, right) for half in halves for left, right in _pairs(whole, half)):
+        raise NoLaw("is multiplied by values that differ from piece to piece (fractions of the batch, say)")
+    raw = [half.denominator for half in halves]
+    if all(_near(value, whole.denominator) for value in raw):
+        return TermLaw(Law.SUM)
+    counted = [half.weight for half in halves if half.weight]
+    c0 = sum(counted) - whole.weight if len(counted) > 1 else 0.0
+    if abs(c0) > _SMALL * abs(whole.weight):
+        values = f"{raw[0]:g} and {raw[1]:g} for the halves, {whole.denominator:g} for both together"
+        raise NoLaw(f"divides by something that does not add up over rows: {values}")
+    if abs(c0) <= 1e-13 * abs(whole.weight):
+        c0 = 0.0
+    per_row = whole.weight / sum(rows)
+    follows_rows = all(_near(half.weight, per_row * n, 1e-12) for half, n in zip(halves, rows, strict=True))
+    return TermLaw(Law.MEAN, c0, per_row or 1.0, follows_rows)
+
+
+def of_values(whole: float, halves: Sequence[float], rows: Sequence[int], tolerance: float) -> Law | None:
+    """The law that the values of an unreadable term obey: a mean over rows, a sum, or neither (None)."""
+    shares = [n / sum(rows) for n in rows]
+    mean = sum(share * value for share, value in zip(shares, halves, strict=True))
+    if abs(mean - whole) <= tolerance:
+        return Law.ROWS
+    return Law.SUM if abs(sum(halves) - whole) <= tolerance else None
+
+
+def of_constants(whole: Reading, halves: Sequence[Reading], rows: Sequence[int]) -> TermLaw:
+    """The law of a term made of parameters, into which data may come through constants.
+
+    Raises:
+        NoLaw: The constants of the halves combine neither like a sum nor like a mean over rows.
+    """
+    pairs = [
+        (left, rights)
+        for left, *rights in zip(whole.vectors, *(half.vectors for half in halves), strict=True)
+        if not all(_same(left, right) for right in rights)
+    ]
+    if not pairs:
+        return TermLaw(Law.ONCE)
+    left, rights = pairs[0]
+    if len(pairs) == 1 and all(right.shape == left.shape for right in rights):
+        shares = [n / sum(rows) for n in rows]
+        if _same(left, _weighted_sum(rights, [1.0] * len(rights))):
+            return TermLaw(Law.SUM)
+        if _same(left, _weighted_sum(rights, shares)):
+            return TermLaw(Law.ROWS)
+    raise NoLaw("of parameters is scaled by values that do not add up over rows")
+
+
+def _weighted_sum(values: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    return torch.stack([value.double() * weight for value, weight in zip(values, weights, strict=True)]).sum(
+        0
+    )
+
+
+def _pairs(whole: Reading, half: Reading) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip(whole.vectors, half.vectors, strict=True))
+
+
+def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and torch.allclose(left.double(), right.double(), rtol=_NEAR, atol=0)
+
+
+def _near(left: float, right: float, tolerance: float = _NEAR) -> bool:
+    return abs(left - right) <= tolerance * max(abs(left), abs(right))

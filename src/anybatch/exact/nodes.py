@@ -1,0 +1,219 @@
+"""What is known about single autograd nodes: which are linear, what they multiply with, what they divide by.
+
+The facts are those of torch's derivatives (tools/autograd/derivatives.yaml): which operands a node saves,
+and under which name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import Node
+
+from anybatch.exact.graph import is_custom
+
+Denominator = float | torch.Tensor
+Reader = Callable[[Node], Denominator | None]
+
+DENOMINATOR_ATTRIBUTE = "anybatch_denominator"
+"""Set on the `ctx` of a custom autograd Function's forward: what its mean divides by (1 for a sum)."""
+
+_readers: dict[str, Reader] = {}
+
+
+def register(function: type[torch.autograd.Function] | str, reader: Reader) -> None:
+    """Teaches anybatch to read the denominator of a custom autograd Function that returns a loss.
+
+    Args:
+        function: The Function, or the name of its backward node (`MyFunctionBackward`).
+        reader: Given the backward node (attributes set on `ctx` in forward are attributes of it), returns
+            what the loss's mean divides by in this call (a number or a 0-dim tensor, 1 for a sum), or None
+            where it can't tell.
+
+    Example:
+        >>> import torch, anybatch.exact
+        >>> class Halved(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x): ctx.rows = len(x); return x.mean()
+        ...     @staticmethod
+        ...     def backward(ctx, grad): return (grad / ctx.rows).expand(ctx.rows)
+        >>> anybatch.exact.register(Halved, lambda node: node.rows)
+    """
+    _readers[function if isinstance(function, str) else f"{function.__name__}Backward"] = reader
+
+
+class Unreadable(Exception):
+    """A node on the way from the loss to its terms about which nothing is known."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant operand of a linear node. `value` multiplies, or divides, what comes from below."""
+
+    value: Denominator
+    divides: bool = False
+
+
+# Linear in one input, whatever their other arguments.
+LINEAR = {
+    *("NegBackward0", "AddBackward0", "SubBackward0", "AddBackward1", "SubBackward1"),
+    *("RsubBackward0", "RsubBackward1", "SumBackward0", "SumBackward1", "MeanBackward0", "MeanBackward1"),
+    *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0", "CloneBackward0"),
+    *("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "UnsqueezeBackward0", "ExpandBackward0"),
+    *("PermuteBackward0", "TransposeBackward0", "TBackward0", "ToCopyBackward0", "StackBackward0"),
+    *("CatBackward0", "SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0"),
+    *("ViewBackward1", "RepeatBackward0", "UnsafeSplitBackward0", "SplitWithSizesBackward0"),
+}
+
+# Linear where only one operand needs a gradient, or the other is made of parameters alone.
+PRODUCTS = {"MulBackward0", "MulBackward1"}
+RATIOS = {"DivBackward0", "DivBackward1"}
+
+# Of a value over all rows of a piece, these are no sum over pieces.
+NONLINEAR = {
+    *("SqrtBackward0", "RsqrtBackward0", "LogBackward0", "Log1PBackward0", "Log2Backward0", "Log10Backward0"),
+    *("ExpBackward0", "Expm1Backward0", "PowBackward0", "PowBackward1", "SquareBackward0", "AbsBackward0"),
+    *("ReciprocalBackward0", "ClampBackward0", "ClampBackward1", "ClampMinBackward0", "ClampMinBackward1"),
+    *("ClampMaxBackward0", "ClampMaxBackward1", "ReluBackward0", "SoftplusBackward0", "SigmoidBackward0"),
+    *("TanhBackward0", "LogSigmoidBackward0", "MaximumBackward0", "MinimumBackward0", "MaxBackward0"),
+    *("MaxBackward1", "MinBackward0", "MinBackward1", "AmaxBackward0", "AminBackward0", "StdBackward0"),
+    *("VarBackward0", "VarMeanBackward0", "StdMeanBackward0", "NormBackward0", "NormBackward1"),
+    *("LinalgVectorNormBackward0", "LogsumexpBackward0", "SoftmaxBackward0", "LogSoftmaxBackward0"),
+    *("ProdBackward0", "ProdBackward1", "MedianBackward0", "MedianBackward1", "KthvalueBackward0"),
+    *("TopkBackward0", "SortBackward0", "LogaddexpBackward0", "EluBackward0", "LeakyReluBackward0"),
+    *("HardtanhBackward0", "SigmoidBackward0", "CumsumBackward0", "CumprodBackward0", "AtanBackward0"),
+    *("NormBackward2", "NormBackward3", "NormBackward4", "LinalgDetBackward0", "TraceBackward0"),
+    *("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "ErfBackward0", "SinBackward0"),
+    *("CosBackward0", "NativeLayerNormBackward0", "NativeBatchNormBackward0", "NativeGroupNormBackward0"),
+}
+
+# Over rows, these pick or mix instead of summing up.
+PICKING = NONLINEAR - {
+    "MseLossBackward0",
+    "SmoothL1LossBackward0",
+    "HuberLossBackward0",
+    "TraceBackward0",
+} | {
+    *("SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0"),
+}
+
+# Rows are summed up by a product of two operands.
+CONTRACTIONS = {
+    *("DotBackward0", "VdotBackward0", "MvBackward0", "MmBackward0", "BmmBackward0", "AddmmBackward0"),
+    *("BaddbmmBackward0", "IndexAddBackward0", "ScatterAddBackward0", "TraceBackward0"),
+}
+
+_PER_ELEMENT = {
+    *("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "SoftMarginLossBackward0"),
+    *("BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"),
+}
+_PER_ROW = {"MultiMarginLossBackward0", "MultilabelMarginLossBackward0"}
+_NLL = {"NllLossBackward0", "NllLoss2DBackward0"}
+_MEAN, _SUM = 1, 2
+
+
+def constant(node: Node, name: str, edge: int) -> Constant | None:
+    """The constant with which the node weights what comes through the given input, if there is one."""
+    if name in ("AddBackward0", "SubBackward0", "RsubBackward0", "RsubBackward1") and edge == 1:
+        return Constant(saved(node, "alpha"))
+    if name == "RsubBackward0" and edge == 0:
+        return None
+    if name == "RsubBackward1":
+        return Constant(saved(node, "alpha"))
+    inputs = [child for child, _ in node.next_functions]
+    if name in PRODUCTS | RATIOS and sum(child is not None for child in inputs) == 1:
+        other = saved(node, "other" if edge == 0 else "self")
+        return Constant(other, divides=name in RATIOS)
+    return None
+
+
+def denominator(node: Node, name: str) -> Denominator:
+    """What the mean of a node that sums up rows divides by; 1 for a sum.
+
+    Raises:
+        Unreadable: Nothing is known about the node.
+    """
+    if name in _NLL:
+        return _counted_targets(node) if saved(node, "reduction") == _MEAN else 1.0
+    if name in _PER_ELEMENT | _PER_ROW:
+        if saved(node, "reduction") == _SUM:
+            return 1.0
+        shape = _operand_shape(node)
+        rows = shape[0] if len(shape) > 1 else 1
+        return float(rows if name in _PER_ROW else shape.numel())
+    if name in CONTRACTIONS or name.startswith("SumBackward"):
+        return 1.0
+    if name == "IndexPutBackward0" and saved(node, "accumulate"):
+        return 1.0
+    if name == "MeanBackward0":
+        return float(saved(node, "self_sym_numel"))
+    if name == "MeanBackward1":
+        return _reduced_elements(node)
+    if is_custom(node):
+        return _declared(node, name)
+    raise Unreadable(name)
+
+
+def counts_nothing(node: Node, name: str) -> bool:
+    """Does the node sum over no elements at all?"""
+    sizes = getattr(node, "_saved_self_sym_sizes", None) if name.startswith(("Sum", "Mean")) else None
+    if name in _NLL:
+        return float(_counted_targets(node)) == 0
+    return sizes is not None and 0 in tuple(sizes)
+
+
+def _operand_shape(node: Node) -> torch.Size:
+    """The shape of the first operand; the operand itself may not have been kept."""
+    below, output = node.next_functions[0]
+    if below is not None and not is_custom(below):
+        return torch.Size(below._input_metadata[output].shape)
+    operand: torch.Tensor = saved(node, "self")
+    return operand.shape
+
+
+def _counted_targets(node: Node) -> Denominator:
+    """The targets that are not ignored, or the sum of their weights.
+
+    `_saved_total_weight` has the dtype of the input, in which 1001 may read 1000: it is not used.
+    """
+    target: torch.Tensor = saved(node, "target")
+    ignored = _signed(saved(node, "ignore_index"))
+    weight: torch.Tensor | None = saved(node, "weight")
+    counted = target != ignored
+    if weight is None:
+        return counted.sum()
+    return weight.double()[target[counted]].sum()
+
+
+def _signed(value: int) -> int:
+    """Node attributes are unsigned: -100 reads 2**64 - 100."""
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _reduced_elements(node: Node) -> float:
+    sizes = tuple(saved(node, "self_sym_sizes"))
+    dims = [_signed(dim) for dim in saved(node, "dim")] or range(len(sizes))
+    count = 1
+    for dim in dims:
+        count *= sizes[dim]
+    return float(count)
+
+
+def _declared(node: Node, name: str) -> Denominator:
+    reader = _readers.get(name)
+    declared = reader(node) if reader else getattr(node, DENOMINATOR_ATTRIBUTE, None)
+    if declared is None:
+        raise Unreadable(name)
+    return declared
+
+
+def saved(node: Node, attribute: str):  # type: ignore[no-untyped-def]  # tensors, numbers, lists, None
+    """A saved operand of the node.
+
+    Raises:
+        Unreadable: It was changed in place or freed meanwhile, or this node does not save it.
+    """
+    try:
+        return getattr(node, f"_saved_{attribute}")
+    except (AttributeError, RuntimeError) as error:
+        raise Unreadable(f"{node.name()} ({error})") from error

@@ -1,0 +1,114 @@
+"""What is known about the loss of a function: its terms, their laws, and how far that is proved."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.autograd.graph import Node
+
+from anybatch.exact.graph import node_of
+from anybatch.exact.law import Law, TermLaw
+from anybatch.exact.terms import Kind, OtherGraph, Reading, Term, follow
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller says of a loss: its law, and for `Law.GIVEN` the weight of some rows."""
+
+    law: Law
+    weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The loss of a function as one probe, or the caller's weights, explain it.
+
+    Attributes:
+        terms: The terms of its losses.
+        laws: The law of each term, by the term's key.
+        remainders: For each loss the law of what is left when the terms are taken away; None where
+            nothing is left, or where the terms' own factors fit it.
+        uses_values: Must the terms' values be known to tell the value of the whole loss?
+        warnings: What could not be proved.
+        has_fixed_graph: Is the graph the same for every number of rows?
+        is_proved: Was there anything to compare? Not where a loss was nan.
+    """
+
+    terms: tuple[Term, ...]
+    laws: Mapping[tuple[object, ...], TermLaw]
+    remainders: tuple[Law | None, ...]
+    uses_values: bool = False
+    warnings: tuple[str, ...] = ()
+    has_fixed_graph: bool = True
+    is_proved: bool = True
+
+    def law(self, term: Term) -> TermLaw:
+        return self.laws[term.key]
+
+    @property
+    def losses(self) -> int:
+        return len(self.remainders)
+
+    def read(self, losses: Sequence[torch.Tensor]) -> list[Reading]:
+        """Reads every term on the losses of a piece.
+
+        Raises:
+            OtherGraph: The piece has other terms.
+        """
+        if len(losses) != self.losses:
+            raise OtherGraph(f"{len(losses)} losses instead of {self.losses}")
+        tops: list[Node] = [node_of(loss) for loss in losses]
+        return [follow(term, tops[term.root]) for term in self.terms]
+
+
+def weighted(losses: int, law: Law) -> Pattern:
+    """The pattern of losses that are each taken as one opaque term under the given law."""
+    terms = tuple(whole_loss(index) for index in range(losses))
+    return Pattern(
+        terms,
+        {term.key: TermLaw(law) for term in terms},
+        (None,) * losses,
+        has_fixed_graph=False,
+    )
+
+
+def whole_loss(index: int) -> Term:
+    """A loss as one term about which nothing is known."""
+    return Term(index, (), ANY, Kind.OPAQUE)
+
+
+ANY = ""
+
+
+@dataclass
+class Memory:
+    """What is known about one kind of call of a function.
+
+    Attributes:
+        patterns: More than one where pieces differ in their terms.
+        structures: The graphs of first pieces that are known to carry a proved pattern.
+        needs_counting: Did a call need the denominators of all pieces before its first backward?
+        needs_values: Did it need the values of terms?
+        probes: How often the function was probed.
+    """
+
+    patterns: list[Pattern] = field(default_factory=list)
+    structures: set[int] = field(default_factory=set)
+    needs_counting: bool = False
+    needs_values: bool = False
+    probes: int = 0
+
+    def add(self, pattern: Pattern) -> None:
+        """Takes a pattern in; one with the same terms is replaced."""
+        self.patterns = [known for known in self.patterns if known.terms != pattern.terms]
+        self.patterns.append(pattern)
+        self.needs_values = self.needs_values or pattern.uses_values
+
+    def match(self, losses: Sequence[torch.Tensor]) -> tuple[Pattern, list[Reading]] | None:
+        """The pattern that explains the losses of a piece, with its readings."""
+        for pattern in self.patterns:
+            try:
+                return pattern, pattern.read(losses)
+            except OtherGraph:
+                continue
+        return None

@@ -1,0 +1,244 @@
+"""The probe: a piece and its two halves, forward, to learn a loss's laws and to try to refute them.
+
+The graph shows what a loss divides by. It can't show what came in through constants: advantages
+normalised over the batch, targets centred, rows mixed with each other. So the probe also computes: the
+halves, scaled by the laws, must give the loss of the piece, and its gradient at the leaves nearest to it
+(`evidence.py`). That can refute a law; it can't prove one.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from anybatch.exact import evidence, graph, labels, law, shares, terms
+from anybatch.exact.evidence import Seen, Trial
+from anybatch.exact.labels import pretty
+from anybatch.exact.law import Law, TermLaw
+from anybatch.exact.pattern import Given, Pattern, weighted, whole_loss
+from anybatch.exact.rehearsal import Rehearsal, Rehearse
+from anybatch.exact.scale import CannotScale
+from anybatch.exact.terms import Kind, Term
+
+_LEAVES = 4
+
+Weigh = Callable[[int, int], Sequence[Given | None]]
+"""For each loss what the caller says of rows `start` to `stop`; None where the graph is to be read."""
+
+
+class Refuted(Exception):
+    """The loss of the pieces is not the loss of the mini-batch. `causes` says why."""
+
+    def __init__(self, causes: Sequence[str], losses: int) -> None:
+        super().__init__("; ".join(causes))
+        self.causes = tuple(causes)
+        self.losses = losses
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Rows `start` to `stop`, halved at `middle`."""
+
+    start: int
+    middle: int
+    stop: int
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        return self.middle - self.start, self.stop - self.middle
+
+
+def halve(start: int, rows: int, total: int) -> Cut:
+    """The piece that starts at `start`, cut in two, unevenly where both parts keep two rows.
+
+    A piece of one row takes the next (or the previous) row along: it has no halves.
+    """
+    if rows == 1:
+        start, rows = min(start, total - 2), 2
+    first = rows // 2 + 1 if rows >= 6 else (rows + 1) // 2
+    return Cut(start, start + first, start + rows)
+
+
+def probe(rehearse: Rehearse, cuts: Sequence[Cut], weigh: Weigh) -> Pattern:
+    """Learns the pattern of a function's losses, on the first cut that shows all of it.
+
+    Args:
+        rehearse: Runs the function.
+        cuts: Pieces to try, in this order. A later one is used only where a mask takes out all of a half
+            of the earlier ones, or a loss is not finite there.
+        weigh: The caller's weights.
+
+    Raises:
+        Refuted: The losses don't add up, as their graphs or their numbers show.
+    """
+    for cut in cuts[:-1]:
+        result = _probe_once(rehearse, cut, weigh)
+        if result.is_clear:
+            return result.verdict()
+    return _probe_once(rehearse, cuts[-1], weigh).verdict()
+
+
+@dataclass(frozen=True)
+class _Result:
+    pattern: Pattern
+    causes: tuple[str, ...] = ()
+    is_clear: bool = True
+
+    def verdict(self) -> Pattern:
+        if self.causes:
+            raise Refuted(self.causes, self.pattern.losses)
+        return self.pattern
+
+
+@dataclass(frozen=True, eq=False)
+class _Whole:
+    """What the piece showed, its graph gone."""
+
+    terms: tuple[Term, ...]
+    refusals: tuple[str, ...]
+    given: Sequence[Given | None]
+    seen: Seen
+    leaves: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor]
+    allowed: evidence.Tolerance
+    not_comparable: str | None
+
+
+def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
+    whole = _run_whole(rehearse, cut, weigh)
+    if whole.refusals:
+        return _Result(weighted(len(whole.given), Law.ROWS), whole.refusals)
+    runs = [rehearse(cut.start, cut.middle, keeps=True), rehearse(cut.middle, cut.stop, keeps=True)]
+    try:
+        halves = [evidence.see(run, whole.terms) for run in runs]
+    except terms.OtherGraph as difference:
+        cause = f"rows {cut.start} to {cut.stop} and their halves have losses of different form: {difference}"
+        return _Result(weighted(len(whole.given), Law.ROWS), (cause,), is_clear=False)
+    known, causes = _learn(whole, halves, cut)
+    seen = (whole.seen, *halves)
+    is_clear = all(one.is_finite and all(reading.weight for reading in one.readings) for one in seen)
+    if causes:
+        return _Result(known, causes, is_clear)
+    if whole.not_comparable:
+        note = f"{whole.not_comparable}, so the pieces were not compared with the whole"
+        return _Result(replace(known, warnings=(*known.warnings, note)), (), is_clear)
+    if not whole.seen.is_finite:
+        return _Result(replace(known, is_proved=False), (), is_clear)
+    given = [weigh(cut.start, cut.middle), weigh(cut.middle, cut.stop)]
+    return _try(known, whole, halves, runs, given, cut, is_clear)
+
+
+def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Whole:
+    """Runs half of the piece for its graph alone, then the piece; keeps numbers only."""
+    small = rehearse(cut.start, cut.middle, keeps=False)
+    large = rehearse(cut.start, cut.stop, keeps=True)
+    large_graph, given = graph.read(large.losses), weigh(cut.start, cut.stop)
+    found = _find_terms(large_graph, sum(cut.rows), graph.read(small.losses), cut.rows[0], given)
+    leaves = []
+    if large.not_comparable is None:
+        leaves = graph.nearest_leaves(large_graph, _LEAVES, lambda leaf: id(leaf) not in large.inputs)
+    return _Whole(
+        terms=tuple(found.terms),
+        refusals=tuple(found.refusals),
+        given=given,
+        seen=evidence.see(large, found.terms),
+        leaves=leaves,
+        allowed=evidence.tolerance(large_graph),
+        not_comparable=large.not_comparable,
+        gradients=evidence.gradients(large.losses, leaves, None),
+    )
+
+
+def _find_terms(
+    large: graph.Graph, large_rows: int, small: graph.Graph, small_rows: int, given: Sequence[Given | None]
+) -> terms.Findings:
+    """The terms of the losses; a loss with a weight of its own, or an unlike graph, is one opaque term."""
+    unread = [index for index, one in enumerate(given) if one is None]
+    labelled = labels.label(large, large_rows, small, small_rows) if unread else None
+    if labelled is None:
+        return terms.Findings([whole_loss(index) for index in range(len(given))])
+    found = terms.find(labelled, unread)
+    found.terms += [whole_loss(index) for index, one in enumerate(given) if one is not None]
+    found.refusals += labelled.couplings
+    return found
+
+
+def _learn(whole: _Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tuple[str, ...]]:
+    """The law of each term, and why there is none where there is none."""
+    laws: dict[tuple[object, ...], TermLaw] = {}
+    causes: list[str] = []
+    notes: list[str] = []
+    for place, term in enumerate(whole.terms):
+        given = whole.given[term.root]
+        try:
+            laws[term.key] = TermLaw(given.law) if given else _law_of(whole, halves, cut, place, notes)
+        except law.NoLaw as reason:
+            causes.append(f"{pretty(term.end) or 'the loss'} {reason}")
+    has_fixed_graph = all(term.end for term in whole.terms)
+    remainders = (None,) * len(whole.given)
+    known = Pattern(
+        whole.terms, laws, remainders, warnings=tuple(dict.fromkeys(notes)), has_fixed_graph=has_fixed_graph
+    )
+    return known, tuple(dict.fromkeys(causes))
+
+
+def _law_of(whole: _Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: list[str]) -> TermLaw:
+    term, reading = whole.terms[place], whole.seen.readings[place]
+    others = [half.readings[place] for half in halves]
+    if term.kind is Kind.ROWS:
+        return law.of_denominators(reading, others, cut.rows)
+    if term.kind is Kind.PARAMETERS:
+        return law.of_constants(reading, others, cut.rows)
+    name = pretty(term.end) or "the loss"
+    parts = [seen.parts[place] for seen in (whole.seen, *halves)]
+    known = [part for part in parts if part is not None]
+    if whole.not_comparable or len(known) < len(parts):
+        notes.append(f"{name} can't be read from its graph and is taken for a mean over rows")
+        return TermLaw(Law.ROWS)
+    found = law.of_values(known[0], known[1:], cut.rows, whole.allowed.slack(*known))
+    if found is None:
+        raise law.NoLaw(
+            "can't be read from its graph, and combines neither like a mean over rows nor like a sum: "
+            f"{known[1]:.8g} and {known[2]:.8g} for {cut.rows[0]} and {cut.rows[1]} rows, "
+            f"{known[0]:.8g} for both together"
+        )
+    kind = "a mean over rows" if found is Law.ROWS else "a sum"
+    notes.append(f"{name} can't be read from its graph; it was found to combine like {kind}")
+    return TermLaw(found)
+
+
+def _try(
+    known: Pattern,
+    whole: _Whole,
+    halves: Sequence[Seen],
+    runs: Sequence[Rehearsal],
+    given: Sequence[Sequence[Given | None]],
+    cut: Cut,
+    is_clear: bool,
+) -> _Result:
+    """Scales the halves by the laws and compares them with the piece: values first, then gradients."""
+    pieces = [
+        shares.weigh(known, half.readings, rows, amounts)
+        for half, rows, amounts in zip(halves, cut.rows, given, strict=True)
+    ]
+    totals = shares.totals(pieces)
+    factors = [shares.factors(piece, totals) for piece in pieces]
+    try:
+        plans = [
+            evidence.plans(known, half.readings, factor, len(pieces))
+            for half, factor in zip(halves, factors, strict=True)
+        ]
+    except CannotScale as reason:
+        return _Result(known, (str(reason),), is_clear)
+    trial = Trial(known, cut.rows, whole.seen, halves, factors, plans, whole.allowed)
+    verdicts = [evidence.compare_values(trial, root) for root in range(known.losses)]
+    causes = [verdict.cause for verdict in verdicts if verdict.cause]
+    if not causes:
+        scaled = [
+            evidence.gradients(run.losses, whole.leaves, plan) for run, plan in zip(runs, plans, strict=True)
+        ]
+        cause = evidence.compare_gradients(whole.gradients, scaled, whole.allowed)
+        causes = [cause] if cause else []
+    remainders = tuple(verdict.remainder for verdict in verdicts)
+    known = replace(known, remainders=remainders, uses_values=any(remainders))
+    return _Result(known, tuple(causes), is_clear)

@@ -1,0 +1,31 @@
+"""A forward run of the user's function that leaves no trace, as `_apply` provides it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch.autograd.graph import Node
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsal:
+    """One forward run whose traces have been removed.
+
+    Attributes:
+        losses: With their graphs.
+        values: Small intermediate results, by node.
+        inputs: The ids of leaves that belong to this run alone.
+        not_comparable: Why its numbers say nothing about those of another run; None where they do.
+    """
+
+    losses: tuple[torch.Tensor, ...]
+    values: Mapping[Node, torch.Tensor]
+    inputs: frozenset[int]
+    not_comparable: str | None
+
+
+class Rehearse(Protocol):
+    """Runs the user's function on rows `start` to `stop`, keeping large saved tensors (`keeps`) or not."""
+
+    def __call__(self, start: int, stop: int, *, keeps: bool) -> Rehearsal: ...

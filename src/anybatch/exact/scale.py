@@ -1,0 +1,106 @@
+"""Backward through the losses of a piece, with each term scaled by its factor.
+
+A term is scaled at the highest node that belongs to it alone, so that a learned coefficient
+(`exp(-s) * loss + s`) gets its share too. A factor of zero is put in where the rows are summed up: further
+up it would meet the 0/0 of an empty mean.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import Node
+
+from anybatch.exact.law import Law
+from anybatch.exact.terms import Reading, Term
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """A term of a piece with its law and factor."""
+
+    term: Term
+    reading: Reading
+    law: Law
+    factor: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to run backward: the seed of a loss, and the nodes at which its gradient is scaled on the way.
+
+    Attributes:
+        seed: The gradient with which backward starts.
+        hooks: Nodes and factors.
+        common: The factor that all terms have in this piece, None where they differ.
+    """
+
+    seed: float
+    hooks: tuple[tuple[Node, float], ...]
+    common: float | None
+
+
+class CannotScale(Exception):
+    """Two terms with different factors meet in one node."""
+
+
+def plan(items: Sequence[Scaled], pieces: int) -> Plan:
+    """Plans the backward pass of one loss of a piece.
+
+    What is the same for every piece (a weight decay) goes in with shares that sum to 1: those of the
+    other terms where they do, equal ones otherwise.
+
+    Args:
+        items: All terms of the loss, with their factors; that of an `ONCE` term is not looked at.
+        pieces: The number of pieces.
+
+    Raises:
+        CannotScale: A node belongs to terms with different factors.
+    """
+    rows = [item for item in items if item.law is not Law.ONCE]
+    factors = {item.factor for item in rows}
+    common = factors.pop() if len(factors) == 1 else None
+    seed = 1.0 if rows else 1 / pieces
+    if len(rows) < len(items):
+        sums_to_one = common is not None and all(item.law in (Law.MEAN, Law.ROWS) for item in rows)
+        seed = common if sums_to_one and common is not None else 1 / pieces
+    elif common:
+        seed = common
+    return Plan(seed, tuple(_hooks(rows, seed)), common if rows else seed)
+
+
+def _hooks(items: Sequence[Scaled], seed: float) -> list[tuple[Node, float]]:
+    ends = [item.reading.end for item in items]
+    meet = len(set(ends)) < len(ends)
+    hooks: dict[Node, float] = {}
+    for item in items:
+        factor = item.factor / seed if item.factor else 0.0
+        if meet and factor != 1.0 and item.term.has_learned_coefficient:
+            raise CannotScale(f"{item.term.end} is used twice, once with a learned coefficient")
+        node = item.reading.end if meet or not factor else item.reading.top
+        if hooks.setdefault(node, factor) != factor:
+            raise CannotScale(f"{item.term.end} belongs to two terms with different denominators")
+    return [(node, factor) for node, factor in hooks.items() if factor != 1.0]
+
+
+def install(plans: Sequence[Plan]) -> None:
+    """Hooks the plans' nodes. The hooks die with the graph."""
+    for planned in plans:
+        for node, factor in planned.hooks:
+            node.register_prehook(_Scaler(factor))
+
+
+@dataclass(frozen=True)
+class _Scaler:
+    factor: float
+
+    def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if grad is None else self._scale(grad) for grad in gradients)
+
+    def _scale(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * self.factor if self.factor else torch.zeros_like(gradient)
+
+
+def seeds(losses: Sequence[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+    """The gradients with which backward starts, one per loss."""
+    return [torch.full_like(loss, planned.seed) for loss, planned in zip(losses, plans, strict=True)]

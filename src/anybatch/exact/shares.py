@@ -1,0 +1,131 @@
+"""What each piece's terms are multiplied with, once it is known what all pieces together divide by."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from anybatch.exact.law import Law
+from anybatch.exact.pattern import Given, Pattern
+from anybatch.exact.terms import Reading
+
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class PieceWeights:
+    """What one piece brings to the denominators.
+
+    Attributes:
+        pattern: The pattern that explains the piece.
+        rows: Its number of rows.
+        weights: For each term of the pattern what it divides by here, 0 where nothing counts.
+        given: For each loss what the caller says of the piece; None where the graph is read.
+    """
+
+    pattern: Pattern
+    rows: int
+    weights: tuple[float, ...]
+    given: tuple[Given | None, ...]
+
+
+def weigh(
+    pattern: Pattern, readings: Sequence[Reading], rows: int, given: Sequence[Given | None]
+) -> PieceWeights:
+    return PieceWeights(pattern, rows, tuple(reading.weight for reading in readings), tuple(given))
+
+
+def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
+    """What each term of the whole mini-batch divides by: D = sum P_i - (K - 1) c0.
+
+    K counts the pieces in which something counts: a piece that is masked out brings no epsilon either.
+    """
+    sums: dict[Key, float] = {}
+    counted: dict[Key, int] = {}
+    offsets: dict[Key, float] = {}
+    for piece in pieces:
+        for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
+            known = piece.pattern.law(term)
+            sums[term.key] = sums.get(term.key, 0.0) + _amount(known.law, piece, term.root, weight)
+            counted[term.key] = counted.get(term.key, 0) + (weight != 0)
+            offsets[term.key] = known.c0
+    return {key: total - max(counted[key] - 1, 0) * offsets[key] for key, total in sums.items()}
+
+
+def expected_totals(pattern: Pattern, rows: int, given: Sequence[Given | None]) -> dict[Key, float]:
+    """The totals as far as they are known before any piece has run, at the probe's denominators per row."""
+    expected: dict[Key, float] = {}
+    for term in pattern.terms:
+        known = pattern.law(term)
+        if known.law is Law.MEAN:
+            expected[term.key] = known.per_row * rows
+        else:
+            expected[term.key] = _given_weight(given[term.root]) if known.law is Law.GIVEN else float(rows)
+    return expected
+
+
+def needs_counting(pattern: Pattern) -> bool:
+    """Must all denominators be counted before the first backward?
+
+    Not where all are known, and not where none is: then one common ratio sets them right at the end.
+    """
+    laws = [law for term in pattern.terms if (law := pattern.law(term)).law is not Law.ONCE]
+    unknown = [law for law in laws if law.law is Law.MEAN and not law.follows_rows]
+    return 0 < len(unknown) < len(laws)
+
+
+def correction(
+    pieces: Sequence[PieceWeights], expected: Mapping[Key, float], actual: Mapping[Key, float]
+) -> float | None:
+    """What all gradients are to be multiplied with, now that the totals are known.
+
+    Returns:
+        The ratio of the expected total to the actual one; None where terms have different ratios, or a
+        total is zero.
+    """
+    ratios: list[float] = []
+    for key, law in {
+        term.key: piece.pattern.law(term).law for piece in pieces for term in piece.pattern.terms
+    }.items():
+        if law is Law.MEAN and not actual[key]:
+            return None
+        if law is not Law.ONCE:
+            ratios.append(expected[key] / actual[key] if law is Law.MEAN else 1.0)
+    ratio = ratios[0] if ratios else 1.0
+    if any(not math.isclose(other, ratio, rel_tol=1e-12) for other in ratios):
+        return None
+    return 1.0 if math.isclose(ratio, 1.0, rel_tol=1e-15) else ratio
+
+
+def has_other_sum(pieces: Sequence[PieceWeights]) -> int | None:
+    """The first piece in which a term taken for a sum divides by something else than in the others."""
+    constants: dict[Key, float] = {}
+    for index, piece in enumerate(pieces):
+        for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
+            if piece.pattern.law(term).law is Law.SUM and term.end and weight:
+                if not math.isclose(constants.setdefault(term.key, weight), weight, rel_tol=1e-6):
+                    return index
+    return None
+
+
+def factors(piece: PieceWeights, whole: Mapping[Key, float]) -> tuple[float, ...]:
+    """One factor per term of the piece; 1, for torch's own result, where all together divide by zero."""
+    return tuple(
+        _factor(piece.pattern.law(term).law, piece, term.root, weight, whole[term.key])
+        for term, weight in zip(piece.pattern.terms, piece.weights, strict=True)
+    )
+
+
+def _factor(law: Law, piece: PieceWeights, root: int, weight: float, total: float) -> float:
+    if law in (Law.SUM, Law.ONCE) or not total:
+        return 1.0
+    return _amount(law, piece, root, weight) / total
+
+
+def _amount(law: Law, piece: PieceWeights, root: int, weight: float) -> float:
+    if law is Law.MEAN:
+        return weight
+    return _given_weight(piece.given[root]) if law is Law.GIVEN else float(piece.rows)
+
+
+def _given_weight(given: Given | None) -> float:
+    return given.weight if given else 0.0

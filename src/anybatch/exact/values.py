@@ -1,0 +1,73 @@
+"""What each term of a loss is worth: the values of small intermediate results, by their autograd node.
+
+Autograd nodes don't hold what they gave forward. A dispatch mode sees every result; once autograd has
+attached the node, which it does after the mode has returned, the value is filed under it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anybatch.exact.graph import LEAF
+
+_LARGEST_ELEMENTS = 4096
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its modes untyped
+    """Records the results of at most 4096 elements that require grad, while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.values: dict[Node, torch.Tensor] = {}
+        self._pending: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._file_pending()
+        result = func(*args, **(kwargs or {}))
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        self._pending += [out for out in outputs if isinstance(out, torch.Tensor) and _is_small(out)]
+        return result
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._file_pending()
+
+    def _file_pending(self) -> None:
+        for tensor in self._pending:
+            if tensor.grad_fn is not None:
+                self.values[tensor.grad_fn] = tensor.detach().clone()
+        self._pending.clear()
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and tensor.numel() <= _LARGEST_ELEMENTS
+
+
+def contributions(
+    root: torch.Tensor, tops: Sequence[Node], values: Mapping[Node, torch.Tensor]
+) -> list[float | None]:
+    """What each node adds to the root, given that the root is linear in them.
+
+    The gradient of the root with respect to a node's result, times that result. The backward pass behind
+    it walks through the tail of the graph only.
+
+    Returns:
+        One number per node, None where its value was not recorded.
+    """
+    known = [top for top in dict.fromkeys(tops) if top in values and top.name() != LEAF]
+    if not known:
+        return [None] * len(tops)
+    edges = [GradientEdge(top, 0) for top in known]
+    gradients = torch.autograd.grad(root, edges, retain_graph=True, allow_unused=True)
+    parts = {
+        top: 0.0 if gradient is None else _inner(gradient, values[top])
+        for top, gradient in zip(known, gradients, strict=True)
+    }
+    return [parts.get(top) for top in tops]
+
+
+def _inner(gradient: torch.Tensor, value: torch.Tensor) -> float:
+    return float((gradient.double() * value.double()).sum())

@@ -1,0 +1,128 @@
+"""The caller's word on how pieces weigh: `weight=` of `apply`."""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from anybatch.errors import WeightError
+from anybatch.exact.law import Law
+from anybatch.exact.pattern import Given
+
+Rule = str | Callable[..., Any]
+Weight = Rule | Mapping[str, Rule]
+Slices = Callable[[int, int], dict[str, Any]]
+
+_LAWS = {"rows": Law.ROWS, "sum": Law.SUM}
+
+
+class Weights:
+    """The rules of `weight=`, checked once, and asked for rows of a mini-batch."""
+
+    def __init__(self, weight: Weight, batch_names: Sequence[str]) -> None:
+        """Checks the rules.
+
+        Raises:
+            WeightError: One is neither "auto", "rows", "sum" nor a function of named batch arguments.
+        """
+        self._by_name = dict(weight) if isinstance(weight, Mapping) else None
+        self._for_all: Rule = "auto" if isinstance(weight, Mapping) else weight
+        for rule in self._by_name.values() if self._by_name is not None else (weight,):
+            _check(rule, batch_names)
+
+    def given(self, names: Sequence[str | None], start: int, stop: int, cut: Slices) -> list[Given | None]:
+        """What the rules say of rows `start` to `stop`, for each loss.
+
+        Args:
+            names: The losses' names; None for a function that returns one loss.
+            start: The first row.
+            stop: The row after the last.
+            cut: Gives the named arguments of these rows, on the host.
+
+        Raises:
+            WeightError: The names are not those of the mapping, or a function returns no weight.
+        """
+        self._check_names(names)
+        return [_given(self._rule(name), start, stop, cut) for name in names]
+
+    @property
+    def is_auto(self) -> bool:
+        """Is every loss to be read from its graph?"""
+        rules = self._by_name.values() if self._by_name is not None else (self._for_all,)
+        return all(rule == "auto" for rule in rules)
+
+    def check_adds_up(self, sizes: Sequence[int], cut: Slices) -> None:
+        """Evaluates the callables on every piece and on the whole, before anything runs.
+
+        Raises:
+            WeightError: One returns no weight, or weights that don't add up over rows.
+        """
+        rules = self._by_name.values() if self._by_name is not None else (self._for_all,)
+        for rule in rules:
+            if callable(rule):
+                _check_adds_up(rule, sizes, cut)
+
+    def _rule(self, name: str | None) -> Rule:
+        return self._for_all if self._by_name is None or name is None else self._by_name[name]
+
+    def _check_names(self, names: Sequence[str | None]) -> None:
+        if self._by_name is not None and set(self._by_name) != set(names):
+            returned = "one loss" if None in names else f"losses named {sorted(map(str, names))}"
+            raise WeightError(
+                f"`weight`: a mapping has one entry for each loss that the function returns. "
+                f"Got entries {sorted(self._by_name)}, and the function returned {returned}."
+            )
+
+
+def _check(rule: Any, batch_names: Sequence[str]) -> None:
+    if isinstance(rule, str) and rule in ("auto", *_LAWS):
+        return
+    if not callable(rule):
+        raise WeightError(
+            f'`weight`: a rule is "auto", "rows", "sum" or a function of named batch arguments. Got {rule!r}.'
+        )
+    unknown = [name for name in _wanted(rule, batch_names) if name not in batch_names]
+    if unknown:
+        raise WeightError(
+            "`weight`: a function takes batch arguments by their names. "
+            f"Got one that asks for {unknown}, and the names are {list(batch_names)}."
+        )
+
+
+def _wanted(rule: Callable[..., Any], batch_names: Sequence[str]) -> list[str]:
+    parameters = inspect.signature(rule).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return list(batch_names)
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+
+
+def _given(rule: Rule, start: int, stop: int, cut: Slices) -> Given | None:
+    if isinstance(rule, str):
+        return None if rule == "auto" else Given(_LAWS[rule])
+    return Given(Law.GIVEN, _evaluate(rule, cut(start, stop)))
+
+
+def _evaluate(rule: Callable[..., Any], arguments: dict[str, Any]) -> float:
+    wanted = _wanted(rule, list(arguments))
+    value = rule(**{name: arguments[name] for name in wanted})
+    number = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+    if isinstance(number, bool) or not hasattr(number, "__float__"):
+        raise WeightError(f"`weight`: a function returns one number. Got {value!r} ({type(value).__name__}).")
+    if not math.isfinite(float(number)) or float(number) < 0:
+        raise WeightError(f"`weight`: a weight is finite and not negative. Got {float(number)}.")
+    return float(number)
+
+
+def _check_adds_up(rule: Callable[..., Any], sizes: Sequence[int], cut: Slices) -> None:
+    start, total = 0, 0.0
+    for rows in sizes:
+        total += _evaluate(rule, cut(start, start + rows))
+        start += rows
+    whole = _evaluate(rule, cut(0, start))
+    if not math.isclose(total, whole, rel_tol=1e-6, abs_tol=1e-12):
+        raise WeightError(
+            f"`weight`: weights add up over rows, as counts do. Got {whole:g} for the whole mini-batch and "
+            f"{total:g} for its {len(sizes)} pieces together. Return a count or a sum, not a mean."
+        )

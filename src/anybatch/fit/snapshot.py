@@ -1,0 +1,101 @@
+"""What a call may change beside gradients, as it was: buffers, modes and random states."""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from anybatch.memory.device import RandomState
+
+
+@dataclass(frozen=True, eq=False)
+class _Buffer:
+    """A buffer, its value, and the version of its storage at the time."""
+
+    tensor: Tensor | None
+    value: Tensor | None
+    version: int
+
+
+class Snapshot:
+    """Random states from its construction on, and buffers and modes of modules as they are added.
+
+    A module is to be added before it runs. Restoring leaves alone what did not change: a buffer that a
+    graph has saved must not be written to.
+    """
+
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        self._random = RandomState.capture(devices)
+        self._numpy: Any = np.random.get_state()
+        self._python = random.getstate()
+        self._modes: dict[Module, bool] = {}
+        self._buffers: dict[tuple[Module, str], _Buffer] = {}
+
+    def __contains__(self, module: Module) -> bool:
+        return module in self._modes
+
+    def add(self, module: Module) -> None:
+        """Records the mode and the buffers of one module, without its children; once."""
+        if module in self._modes:
+            return
+        self._modes[module] = module.training
+        with torch.no_grad():
+            for name, tensor in module._buffers.items():
+                self._buffers[module, name] = _recorded(tensor)
+
+    @property
+    def modules(self) -> list[Module]:
+        return list(self._modes)
+
+    def has_drawn_random_numbers(self) -> bool:
+        """Did torch's generators move since the snapshot?"""
+        return RandomState.capture(self._random.accelerators) != self._random
+
+    def changed_buffers(self) -> list[str]:
+        """The buffers that changed since, as `ModuleType.name`."""
+        return [
+            f"{type(module).__name__}.{name}"
+            for (module, name), buffer in self._buffers.items()
+            if _has_changed(module, name, buffer)
+        ]
+
+    def restore(self) -> None:
+        self.restore_modules()
+        self.restore_random_state()
+
+    def restore_random_state(self) -> None:
+        self._random.restore()
+        np.random.set_state(self._numpy)
+        random.setstate(self._python)
+
+    def restore_modules(self) -> None:
+        """Puts buffers and modes back."""
+        for module, mode in self._modes.items():
+            module.training = mode
+        with torch.no_grad():
+            for (module, name), buffer in self._buffers.items():
+                if _has_changed(module, name, buffer):
+                    module._buffers[name] = buffer.tensor
+                    if buffer.tensor is not None and buffer.tensor._version != buffer.version:
+                        assert buffer.value is not None
+                        buffer.tensor.copy_(buffer.value)
+
+
+def _recorded(tensor: Tensor | None) -> _Buffer:
+    if tensor is None:
+        return _Buffer(None, None, 0)
+    if tensor.is_inference():
+        return _Buffer(tensor, None, 0)
+    return _Buffer(tensor, tensor.detach().clone(), tensor._version)
+
+
+def _has_changed(module: Module, name: str, buffer: _Buffer) -> bool:
+    tensor = module._buffers.get(name)
+    if tensor is not buffer.tensor:
+        return True
+    return tensor is not None and buffer.value is not None and tensor._version != buffer.version

@@ -1,0 +1,62 @@
+"""All or nothing (Rule 3): what a call changes is committed at its end, or as it was."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import torch
+from torch.nn import Module
+
+from anybatch.fit.gradients import Gradients, explain
+from anybatch.fit.modules import watching
+from anybatch.fit.snapshot import Snapshot
+
+
+class Transaction:
+    """The state of one call: gradients, buffers, modes and random states."""
+
+    def __init__(self, modules: Iterable[Module], devices: Iterable[torch.device], function: str) -> None:
+        """Takes note of modules that are known beforehand.
+
+        Args:
+            modules: With their children.
+            devices: Whose random state may move.
+            function: The name of the user's function, for errors.
+        """
+        self.snapshot = Snapshot(devices)
+        self.gradients = Gradients()
+        self.function = function
+        self._known = list(modules)
+
+    def enter(self, module: Module) -> None:
+        """Takes note of one module, without its children, before it runs."""
+        if module not in self.snapshot:
+            self.snapshot.add(module)
+            kind = type(module).__name__
+            self.gradients.watch(
+                (f"{kind}.{name}", leaf) for name, leaf in module._parameters.items() if leaf is not None
+            )
+
+    @contextmanager
+    def open(self) -> Iterator[Self]:
+        """Takes note of every module that runs; on any exception everything is as it was.
+
+        Raises:
+            LossError: The function ran backward itself.
+        """
+        try:
+            for module in self._known:
+                for part in module.modules():
+                    self.enter(part)
+            with watching(self.enter):
+                yield self
+        except BaseException as error:
+            self.roll_back()
+            explained = explain(error, self.function) if isinstance(error, RuntimeError) else None
+            if explained is not None:
+                raise explained from error
+            raise
+
+    def roll_back(self) -> None:
+        self.gradients.roll_back()
+        self.snapshot.restore()
