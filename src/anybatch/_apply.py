@@ -12,6 +12,7 @@ from anybatch._call import Call
 from anybatch._evaluate import evaluate
 from anybatch._run import Bound
 from anybatch._settings import Settings, settings
+from anybatch._train import train
 from anybatch.batch import BatchDim, Layout, lay_out
 from anybatch.exact.pattern import Memory
 from anybatch.exact.weights import Weight
@@ -141,7 +142,7 @@ class Applied:
         memory = self._memories.setdefault(_kind(layout, modules), Memory())
         device = self.options.device or device_of(leaf for module in modules for leaf in module.parameters())
         call = Call(bound, layout, self.options, memory, modules, device, self._warned)
-        return call.train() if torch.is_grad_enabled() else evaluate(call)
+        return train(call) if torch.is_grad_enabled() else evaluate(call)
 
 
 def _kind(layout: Layout, modules: Sequence[Module]) -> Hashable:

@@ -4,10 +4,122 @@ How pieces weigh is written in the graph of the loss. So each piece runs with gr
 of its graph only what is small.
 """
 
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from anybatch._call import Call
+from anybatch._run import Returned, answer, light_graph, returned
+from anybatch.batch import Piece, detach, feed, outside_inference
+from anybatch.exact import evidence, graph, scale, shares
+from anybatch.exact.law import Law
+from anybatch.exact.pattern import Given, Pattern, weighted
+from anybatch.exact.shares import Key, PieceWeights
+from anybatch.exact.total import PieceLosses, total
+from anybatch.exact.values import Recorder
+from anybatch.fit.transaction import Transaction
+
+_NO_GRAPH = (
+    "with gradients disabled and nothing that requires grad, the loss has no graph to be read, "
+    "and is taken for a mean over rows. Give `weight=` if it is something else"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Done:
+    """What is kept of a piece."""
+
+    losses: tuple[Tensor, ...]
+    weights: PieceWeights
+    parts: tuple[float | None, ...] | None
+    result: Returned
 
 
 def evaluate(call: Call) -> Any:
-    raise NotImplementedError(call)
+    """Runs the call without backward.
+
+    Returns:
+        What `train` returns.
+    """
+    return call.in_attempts(lambda: _attempt(call))
+
+
+def _attempt(call: Call) -> Any:
+    transaction = call.transaction()
+    with transaction.open():
+        done: list[_Done] = []
+        for piece in feed(call.layout, call.sizes, call.device):
+            done.append(_piece(call, transaction, piece))
+            del piece
+        whole = shares.totals([one.weights for one in done])
+        pieces = [_losses(call, one, whole) for one in done]
+        losses = total(pieces, call.layout.rows, 1.0)
+        call.warn(transaction)
+        transaction.gradients.roll_back()
+        return answer([one.result for one in done], losses, call.sizes, call.layout.device)
+
+
+def _piece(call: Call, transaction: Transaction, piece: Piece) -> _Done:
+    recorder = Recorder() if call.memory.needs_values else None
+    result = _run(call, transaction, piece, recorder)
+    given = call.given_for(piece, result)
+    parts = None
+    if call.is_cut and _is_readable(result, given):
+        if not piece.index:
+            call.check_graph(graph.read(result.losses))
+        pattern, readings = call.match(piece, result)
+        weights = shares.weigh(pattern, readings, piece.rows, given)
+        if recorder is not None:
+            parts = evidence.parts(result.losses, recorder.values, pattern.terms, readings)
+    else:
+        weights = PieceWeights(_without_graph(call, given), piece.rows, (1.0,) * len(given), tuple(given))
+    losses = tuple(loss.detach() for loss in result.losses)
+    return _Done(losses, weights, parts, result.settled(detach(result.others, call.layout.device)))
+
+
+def _run(call: Call, transaction: Transaction, piece: Piece, recorder: Recorder | None) -> Returned:
+    """Runs one piece, with a graph where it is to be read."""
+    arguments: dict[str, Any] = piece.arguments
+    with ExitStack() as stack:
+        if call.is_cut and call.settings.weights.reads_graph:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(light_graph())
+            arguments = outside_inference(arguments)
+        if recorder is not None:
+            stack.enter_context(recorder)
+        value = call.bound.run(arguments)
+    transaction.gradients.check_untouched(call.bound.name)
+    return returned(value, call.bound.name, needs_graph=False)
+
+
+def _is_readable(result: Returned, given: Sequence[Given | None]) -> bool:
+    """Is there a loss to be read, and a graph for each that is?"""
+    unread = [loss for loss, one in zip(result.losses, given, strict=True) if one is None]
+    return bool(unread) and all(loss.requires_grad for loss in result.losses)
+
+
+def _without_graph(call: Call, given: Sequence[Given | None]) -> Pattern:
+    if call.is_cut and None in given:
+        call.notes.append(_NO_GRAPH)
+    return weighted([one.law if one else Law.ROWS for one in given])
+
+
+def _losses(call: Call, one: _Done, whole: dict[Key, float]) -> PieceLosses:
+    pattern, factors = one.weights.pattern, shares.factors(one.weights, whole)
+    scaled = [
+        (term.root, pattern.law(term).law, factor)
+        for term, factor in zip(pattern.terms, factors, strict=True)
+    ]
+    commons = [
+        scale.common_factor([(law, factor) for of, law, factor in scaled if of == root], len(call.sizes))
+        for root in range(pattern.losses)
+    ]
+    if one.parts is None and (pattern.uses_values or None in commons):
+        call.record_values()
+    return PieceLosses.of(one.losses, commons, one.weights, factors, one.parts)

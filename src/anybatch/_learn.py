@@ -38,6 +38,8 @@ class Learner:
         Raises:
             InexactError: The loss does not add up, and the caller wants to hear of it as an error.
         """
+        if self.settings.on_inexact == "ignore":
+            return
         self.memory.probes += 1
         rehearser = Rehearser(self.bound, self.layout, self.device, self.modules)
         try:
@@ -53,6 +55,8 @@ class Learner:
 
     def is_new(self, seen: Graph) -> bool:
         """Is this a graph on which nothing has been proved yet? Takes note of it."""
+        if self.settings.on_inexact == "ignore":
+            return False
         if seen.structure in self.memory.structures:
             return False
         is_first = not self.memory.structures
@@ -62,14 +66,14 @@ class Learner:
 
     def _refused(self, refuted: Refuted) -> Pattern:
         message = (
-            f"`apply`: the micro-batches of {self.bound.name} can't give the gradient of the whole mini-batch: "
-            f"{'; '.join(refuted.causes)}. Change the loss to a sum or mean over rows, say what it is divided by "
-            'with `weight=`, or accept the difference with `on_inexact="warn"`.'
+            "`apply`: the micro-batches can't give the gradient of the whole mini-batch. "
+            f"Got from {self.bound.name}: {'; '.join(refuted.causes)}. Make it a sum or mean over rows, "
+            'say with `weight=` what it is divided by, or accept the difference with `on_inexact="warn"`.'
         )
         if self.settings.on_inexact == "raise":
             raise InexactError(message, refuted.causes)
         warnings.warn(message, InexactWarning, stacklevel=6)
-        return weighted(refuted.losses, Law.ROWS)
+        return weighted([Law.ROWS] * refuted.losses)
 
 
 def _cuts(sizes: Sequence[int], index: int) -> list[Cut]:

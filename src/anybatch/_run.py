@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anybatch.batch import join
 from anybatch.errors import BatchError, LossError
 
 
@@ -51,7 +52,7 @@ class Bound:
             replaced[name] = batch.get(name, value)
             if self._kind(name) is inspect.Parameter.VAR_KEYWORD:
                 replaced[name] = {key: batch.get(key, inner) for key, inner in value.items()}
-        call = inspect.BoundArguments(self.arguments.signature, replaced)  # type: ignore[arg-type]
+        call = inspect.BoundArguments(self.arguments.signature, replaced)
         return self.function(*call.args, **call.kwargs)
 
     def _by_name(self) -> dict[str, Any]:
@@ -83,6 +84,10 @@ class Returned:
     others: tuple[Any, ...]
     has_others: bool
 
+    def settled(self, others: tuple[Any, ...]) -> "Returned":
+        """The same without its graph, and with outputs that have none."""
+        return Returned(self.names, (), others, self.has_others)
+
 
 def returned(value: Any, function: str, *, needs_graph: bool) -> Returned:
     """Reads `loss`, `(loss, *others)`, or either with a dict of losses.
@@ -97,10 +102,11 @@ def returned(value: Any, function: str, *, needs_graph: bool) -> Returned:
     if not by_name or any(problems):
         facts = "; ".join(problem for problem in problems if problem) or "an empty dict"
         raise LossError(
-            "`apply`: the function returns the loss, a 0-dim real tensor that requires grad, or a dict of such, "
-            f"or a tuple that begins with it. Got from {function}: {facts}."
+            "`apply`: the function returns the loss (a 0-dim real tensor that requires grad, or a dict of "
+            f"such), or a tuple that begins with it. Got from {function}: {facts}."
         )
-    return Returned(tuple(by_name), tuple(by_name.values()), tuple(others), has_others)
+    losses = tuple(loss for loss in by_name.values() if isinstance(loss, Tensor))
+    return Returned(tuple(by_name), losses, tuple(others), has_others)
 
 
 def _problem(name: str | None, loss: Any, needs_graph: bool) -> str | None:
@@ -120,11 +126,15 @@ def _described(value: Any) -> str:
     return "nothing (None)" if value is None else f"{type(value).__name__}"
 
 
-def shaped(names: Sequence[str | None], losses: Sequence[Tensor]) -> Any:
-    """Losses as the function returned them: one, or a dict of them."""
-    if names == (None,):
-        return losses[0]
-    return {name: loss for name, loss in zip(names, losses, strict=True)}
+def answer(
+    results: Sequence[Returned], losses: Sequence[Tensor], sizes: Sequence[int], home: torch.device | None
+) -> Any:
+    """What the caller gets: the losses of the whole mini-batch, and the pieces' outputs, joined."""
+    first = results[0]
+    loss = losses[0] if first.names == (None,) else dict(zip(first.names, losses, strict=True))
+    places = range(len(first.others))
+    joined = [join([result.others[place] for result in results], sizes, home) for place in places]
+    return (loss, *joined) if first.has_others else loss
 
 
 class Dropped:

@@ -3,7 +3,7 @@
 Every error is also the built-in kind that it is, so code that knows nothing of anybatch can catch it::
 
     AnybatchError
-    ├── BatchError (ValueError)        the named arguments can't be cut: missing, disagreeing, ambiguous, empty
+    ├── BatchError (ValueError)        the named arguments can't be cut: missing, ambiguous, empty
     ├── LossError (TypeError)          the function did not return a loss, or did backward's work itself
     ├── WeightError (ValueError)       `weight=` gives something that is no weight
     └── InexactError (RuntimeError)    the loss of the pieces can't be made the loss of the mini-batch

@@ -3,7 +3,7 @@
 from anybatch.batch.containers import register
 from anybatch.batch.cut import balanced
 from anybatch.batch.declared import BatchDim
-from anybatch.batch.feed import Piece, feed, piece_of
+from anybatch.batch.feed import Piece, feed, outside_inference, piece_of
 from anybatch.batch.inputs import InputGradient, InputLeaf, input_gradients
 from anybatch.batch.join import detach, join
 from anybatch.batch.layout import Layout, lay_out
@@ -20,6 +20,7 @@ __all__ = [
     "input_gradients",
     "join",
     "lay_out",
+    "outside_inference",
     "piece_of",
     "register",
 ]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anybatch.batch.containers import map_tensors
 from anybatch.batch.inputs import InputLeaf
 from anybatch.batch.layout import Layout
 from anybatch.batch.parts import Taker
@@ -57,6 +58,15 @@ def feed(layout: Layout, sizes: Sequence[int], device: torch.device | None) -> I
 def piece_of(layout: Layout, start: int, rows: int, device: torch.device | None) -> Piece:
     """The piece of `rows` rows from `start`, for a look at it outside the order of `feed`."""
     return _piece(layout, 0, start, rows, _Mover(device, start, {}))
+
+
+def outside_inference(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with their inference tensors copied: autograd can't save these."""
+    return {name: map_tensors(value, _without_inference) for name, value in arguments.items()}
+
+
+def _without_inference(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _pieces(layout: Layout, sizes: Sequence[int], device: torch.device | None) -> Iterator[Piece]:

@@ -1,9 +1,10 @@
 """Numbers that can refute a law: the halves of a piece, scaled, against the piece."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.graph import Node
 
 from anybatch.exact import law
 from anybatch.exact.graph import Graph, lowest_precision, node_of
@@ -62,18 +63,23 @@ def see(run: Rehearsal, terms: Sequence[Term]) -> Seen:
     tops = [node_of(loss) for loss in run.losses]
     readings = tuple(follow(term, tops[term.root]) for term in terms)
     losses = tuple(float(loss.detach().double()) for loss in run.losses)
-    return Seen(losses, readings, parts(run, terms, readings))
+    return Seen(losses, readings, parts(run.losses, run.values, terms, readings))
 
 
-def parts(run: Rehearsal, terms: Sequence[Term], readings: Sequence[Reading]) -> tuple[float | None, ...]:
-    """What each term adds to its loss."""
+def parts(
+    losses: Sequence[torch.Tensor],
+    values: Mapping[Node, torch.Tensor],
+    terms: Sequence[Term],
+    readings: Sequence[Reading],
+) -> tuple[float | None, ...]:
+    """What each term adds to its loss, where the recorded values tell."""
     found: list[float | None] = [None] * len(terms)
-    for root, loss in enumerate(run.losses):
+    for root, loss in enumerate(losses):
         mine = [place for place, term in enumerate(terms) if term.root == root]
-        values = contributions(loss, [readings[place].top for place in mine], run.values)
-        for place, value in zip(mine, values, strict=True):
+        own = contributions(loss, [readings[place].top for place in mine], values)
+        for place, value in zip(mine, own, strict=True):
             found[place] = value
-        if len(mine) == 1 and values[0] is None:
+        if len(mine) == 1 and own[0] is None:
             found[mine[0]] = float(loss.detach().double())
     return tuple(found)
 

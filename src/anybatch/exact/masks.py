@@ -19,6 +19,8 @@ def is_masked_out(collapse: Node) -> bool:
     name = collapse.name()
     if nodes.counts_nothing(collapse, name):
         return True
+    if name in ("AddBackward0", "SubBackward0"):
+        return _is_zero(collapse, None)
     return name.startswith(("Sum", "Mean")) and _is_zero(_only_child(collapse), None)
 
 
@@ -30,7 +32,7 @@ def _is_zero(node: Node | None, support: torch.Tensor | None) -> bool:
     if nodes.counts_nothing(node, name) or 0 in (node._input_metadata[0].shape or (1,)):
         return True
     if name in ("AddBackward0", "SubBackward0"):
-        return all(child is not None and _is_zero(child, support) for child, _ in node.next_functions)
+        return all(child is None or _is_zero(child, support) for child, _ in node.next_functions)
     if name in _SAME_ELEMENTS:
         return _is_zero(_only_child(node), support)
     if name in _SAME_ROWS:

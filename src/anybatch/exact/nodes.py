@@ -217,3 +217,8 @@ def saved(node: Node, attribute: str):  # type: ignore[no-untyped-def]  # tensor
         return getattr(node, f"_saved_{attribute}")
     except (AttributeError, RuntimeError) as error:
         raise Unreadable(f"{node.name()} ({error})") from error
+
+
+def is_sum(name: str) -> bool:
+    """Does the node sum rows up without dividing, whatever its options?"""
+    return name in CONTRACTIONS or name.startswith("SumBackward")

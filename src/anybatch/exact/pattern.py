@@ -8,7 +8,7 @@ from torch.autograd.graph import Node
 
 from anybatch.exact.graph import node_of
 from anybatch.exact.law import Law, TermLaw
-from anybatch.exact.terms import Kind, OtherGraph, Reading, Term, follow
+from anybatch.exact.terms import OtherGraph, Reading, Term, follow, opaque
 
 
 @dataclass(frozen=True)
@@ -61,23 +61,11 @@ class Pattern:
         return [follow(term, tops[term.root]) for term in self.terms]
 
 
-def weighted(losses: int, law: Law) -> Pattern:
-    """The pattern of losses that are each taken as one opaque term under the given law."""
-    terms = tuple(whole_loss(index) for index in range(losses))
-    return Pattern(
-        terms,
-        {term.key: TermLaw(law) for term in terms},
-        (None,) * losses,
-        has_fixed_graph=False,
-    )
-
-
-def whole_loss(index: int) -> Term:
-    """A loss as one term about which nothing is known."""
-    return Term(index, (), ANY, Kind.OPAQUE)
-
-
-ANY = ""
+def weighted(laws: Sequence[Law]) -> Pattern:
+    """The pattern of losses that are each taken as one opaque term, under the given laws."""
+    terms = tuple(opaque(index) for index in range(len(laws)))
+    known = {term.key: TermLaw(law) for term, law in zip(terms, laws, strict=True)}
+    return Pattern(terms, known, (None,) * len(laws), has_fixed_graph=False)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from anybatch.exact import evidence, graph, labels, law, shares, terms
 from anybatch.exact.evidence import Seen, Trial
 from anybatch.exact.labels import pretty
 from anybatch.exact.law import Law, TermLaw
-from anybatch.exact.pattern import Given, Pattern, weighted, whole_loss
+from anybatch.exact.pattern import Given, Pattern, weighted
 from anybatch.exact.rehearsal import Rehearsal, Rehearse
 from anybatch.exact.scale import CannotScale
 from anybatch.exact.terms import Kind, Term
@@ -107,13 +107,13 @@ class _Whole:
 def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
     whole = _run_whole(rehearse, cut, weigh)
     if whole.refusals:
-        return _Result(weighted(len(whole.given), Law.ROWS), whole.refusals)
+        return _Result(_by_rows(whole), whole.refusals)
     runs = [rehearse(cut.start, cut.middle, keeps=True), rehearse(cut.middle, cut.stop, keeps=True)]
     try:
         halves = [evidence.see(run, whole.terms) for run in runs]
     except terms.OtherGraph as difference:
         cause = f"rows {cut.start} to {cut.stop} and their halves have losses of different form: {difference}"
-        return _Result(weighted(len(whole.given), Law.ROWS), (cause,), is_clear=False)
+        return _Result(_by_rows(whole), (cause,), is_clear=False)
     known, causes = _learn(whole, halves, cut)
     seen = (whole.seen, *halves)
     is_clear = all(one.is_finite and all(reading.weight for reading in one.readings) for one in seen)
@@ -156,9 +156,10 @@ def _find_terms(
     unread = [index for index, one in enumerate(given) if one is None]
     labelled = labels.label(large, large_rows, small, small_rows) if unread else None
     if labelled is None:
-        return terms.Findings([whole_loss(index) for index in range(len(given))])
+        tops = [None if one else large.nodes[top] for one, top in zip(given, large.roots, strict=True)]
+        return terms.Findings([terms.opaque(index, top) for index, top in enumerate(tops)])
     found = terms.find(labelled, unread)
-    found.terms += [whole_loss(index) for index, one in enumerate(given) if one is not None]
+    found.terms += [terms.opaque(index) for index, one in enumerate(given) if one is not None]
     found.refusals += labelled.couplings
     return found
 
@@ -174,7 +175,7 @@ def _learn(whole: _Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tu
             laws[term.key] = TermLaw(given.law) if given else _law_of(whole, halves, cut, place, notes)
         except law.NoLaw as reason:
             causes.append(f"{pretty(term.end) or 'the loss'} {reason}")
-    has_fixed_graph = all(term.end for term in whole.terms)
+    has_fixed_graph = all(term.end or whole.given[term.root] for term in whole.terms)
     remainders = (None,) * len(whole.given)
     known = Pattern(
         whole.terms, laws, remainders, warnings=tuple(dict.fromkeys(notes)), has_fixed_graph=has_fixed_graph
@@ -195,7 +196,12 @@ def _law_of(whole: _Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: 
     if whole.not_comparable or len(known) < len(parts):
         notes.append(f"{name} can't be read from its graph and is taken for a mean over rows")
         return TermLaw(Law.ROWS)
-    found = law.of_values(known[0], known[1:], cut.rows, whole.allowed.slack(*known))
+    slack = whole.allowed.slack(*known)
+    by_constants = _law_of_constants(reading, others, cut, known, slack) if term.path else None
+    if by_constants is not None:
+        notes.append(f"{name} can't be read from its graph; its halves fit the constants that divide it")
+        return by_constants
+    found = law.of_values(known[0], known[1:], cut.rows, slack)
     if found is None:
         raise law.NoLaw(
             "can't be read from its graph, and combines neither like a mean over rows nor like a sum: "
@@ -205,6 +211,26 @@ def _law_of(whole: _Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: 
     kind = "a mean over rows" if found is Law.ROWS else "a sum"
     notes.append(f"{name} can't be read from its graph; it was found to combine like {kind}")
     return TermLaw(found)
+
+
+def _law_of_constants(
+    reading: terms.Reading, others: Sequence[terms.Reading], cut: Cut, values: Sequence[float], slack: float
+) -> TermLaw | None:
+    """The law that the constants on the way to an unreadable term suggest, where its values obey it."""
+    try:
+        found = law.of_denominators(reading, others, cut.rows)
+    except law.NoLaw:
+        return None
+    if found.law is not Law.MEAN or not reading.weight:
+        return None
+    combined = sum(
+        other.weight / reading.weight * value for other, value in zip(others, values[1:], strict=True)
+    )
+    return found if abs(combined - values[0]) <= slack else None
+
+
+def _by_rows(whole: _Whole) -> Pattern:
+    return weighted([Law.ROWS] * len(whole.given))
 
 
 def _try(

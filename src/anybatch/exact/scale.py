@@ -58,15 +58,22 @@ def plan(items: Sequence[Scaled], pieces: int) -> Plan:
         CannotScale: A node belongs to terms with different factors.
     """
     rows = [item for item in items if item.law is not Law.ONCE]
-    factors = {item.factor for item in rows}
-    common = factors.pop() if len(factors) == 1 else None
+    common = common_factor([(item.law, item.factor) for item in items], pieces)
     seed = 1.0 if rows else 1 / pieces
     if len(rows) < len(items):
         sums_to_one = common is not None and all(item.law in (Law.MEAN, Law.ROWS) for item in rows)
         seed = common if sums_to_one and common is not None else 1 / pieces
     elif common:
         seed = common
-    return Plan(seed, tuple(_hooks(rows, seed)), common if rows else seed)
+    return Plan(seed, tuple(_hooks(rows, seed)), common)
+
+
+def common_factor(items: Sequence[tuple[Law, float]], pieces: int) -> float | None:
+    """The one factor of all terms of a loss in a piece; None where they differ."""
+    factors = {factor for law, factor in items if law is not Law.ONCE}
+    if not factors:
+        return 1 / pieces
+    return factors.pop() if len(factors) == 1 else None
 
 
 def _hooks(items: Sequence[Scaled], seed: float) -> list[tuple[Node, float]]:

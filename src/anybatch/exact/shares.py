@@ -101,9 +101,9 @@ def has_other_sum(pieces: Sequence[PieceWeights]) -> int | None:
     constants: dict[Key, float] = {}
     for index, piece in enumerate(pieces):
         for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
-            if piece.pattern.law(term).law is Law.SUM and term.end and weight:
-                if not math.isclose(constants.setdefault(term.key, weight), weight, rel_tol=1e-6):
-                    return index
+            is_sum = piece.pattern.law(term).law is Law.SUM and term.end and weight
+            if is_sum and not math.isclose(constants.setdefault(term.key, weight), weight, rel_tol=1e-6):
+                return index
     return None
 
 

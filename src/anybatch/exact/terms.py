@@ -34,7 +34,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Step:
-    """A linear node on the way to a term: its name, which inputs need grad, and the one that the way takes."""
+    """A linear node on the way to a term: its name, which inputs need grad, and the one to follow."""
 
     name: str
     inputs: tuple[bool, ...]
@@ -73,6 +73,19 @@ class Term:
         skipped = {"AddBackward0", "SubBackward0"}
         names = tuple(step.name for step in self.path if step.name not in skipped)
         return (self.root, names, self.end, self.kind)
+
+
+def opaque(root: int, node: Node | None = None) -> Term:
+    """A whole loss as one term about which nothing is known but the constants that it is scaled with."""
+    path: list[Step] = []
+    while node is not None and node.name() in nodes.PRODUCTS | nodes.RATIOS:
+        children = [child for child, _ in node.next_functions]
+        needed = _needed(children)
+        if sum(needed) != 1:
+            break
+        path.append(Step(node.name(), needed, needed.index(True)))
+        node = children[needed.index(True)]
+    return Term(root, tuple(path), "", Kind.OPAQUE)
 
 
 @dataclass
@@ -211,7 +224,7 @@ def follow(term: Term, root: Node) -> Reading:
     scalars = [value for value, _ in constants if value.numel() == 1]
     has_divisor = any(divides for _, divides in constants)
     ratio = 1.0
-    is_masked = term.kind is Kind.ROWS and has_divisor and is_masked_out(trail[-1])
+    is_masked = term.kind is not Kind.PARAMETERS and has_divisor and is_masked_out(trail[-1])
     for value, divides in constants:
         if value.numel() == 1:
             number = abs(float(value.double()))

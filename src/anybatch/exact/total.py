@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from anybatch.exact.law import Law
-from anybatch.exact.scale import Plan
 from anybatch.exact.shares import PieceWeights
 from anybatch.memory.device import widest_float
 
@@ -31,21 +30,21 @@ class PieceLosses:
     parts: tuple[float | None, ...] | None = None
 
     @classmethod
-    def of_one_factor(cls, losses: Sequence[Tensor], plans: Sequence[Plan]) -> "PieceLosses":
-        return cls(tuple(loss.detach() for loss in losses), tuple(plan.common for plan in plans))
+    def in_one_piece(cls, losses: Sequence[Tensor]) -> "PieceLosses":
+        return cls(tuple(loss.detach() for loss in losses), (1.0,) * len(losses))
 
     @classmethod
     def of(
         cls,
         losses: Sequence[Tensor],
-        plans: Sequence[Plan],
+        commons: Sequence[float | None],
         weights: PieceWeights,
         factors: Sequence[float],
         parts: Sequence[float | None] | None,
     ) -> "PieceLosses":
         kept = None if parts is None else tuple(parts)
         detached = tuple(loss.detach() for loss in losses)
-        return cls(detached, tuple(plan.common for plan in plans), weights, tuple(factors), kept)
+        return cls(detached, tuple(commons), weights, tuple(factors), kept)
 
 
 def total(pieces: Sequence[PieceLosses], rows: int, ratio: float) -> list[Tensor]:

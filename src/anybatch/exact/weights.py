@@ -48,10 +48,12 @@ class Weights:
         return [_given(self._rule(name), start, stop, cut) for name in names]
 
     @property
-    def is_auto(self) -> bool:
-        """Is every loss to be read from its graph?"""
-        rules = self._by_name.values() if self._by_name is not None else (self._for_all,)
-        return all(rule == "auto" for rule in rules)
+    def reads_graph(self) -> bool:
+        """Is any loss to be read from its graph?"""
+        return "auto" in self._rules()
+
+    def _rules(self) -> list[Rule]:
+        return list(self._by_name.values()) if self._by_name is not None else [self._for_all]
 
     def check_adds_up(self, sizes: Sequence[int], cut: Slices) -> None:
         """Evaluates the callables on every piece and on the whole, before anything runs.
@@ -59,8 +61,7 @@ class Weights:
         Raises:
             WeightError: One returns no weight, or weights that don't add up over rows.
         """
-        rules = self._by_name.values() if self._by_name is not None else (self._for_all,)
-        for rule in rules:
+        for rule in self._rules():
             if callable(rule):
                 _check_adds_up(rule, sizes, cut)
 

@@ -1,0 +1,165 @@
+"""A call that trains: run each piece, scale its terms, backward; correct and commit at the end."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from anybatch._call import Call
+from anybatch._run import Returned, answer, light_graph, returned
+from anybatch.batch import InputGradient, Piece, detach, feed, input_gradients
+from anybatch.exact import evidence, graph, scale, shares
+from anybatch.exact.scale import Plan
+from anybatch.exact.shares import Key, PieceWeights
+from anybatch.exact.total import PieceLosses, total
+from anybatch.exact.values import Recorder
+from anybatch.fit.transaction import Transaction
+
+
+@dataclass(frozen=True, eq=False)
+class _Done:
+    """What is kept of a piece: numbers, and outputs where the batch lives."""
+
+    losses: PieceLosses
+    result: Returned
+    inputs: tuple[InputGradient, ...]
+
+
+def train(call: Call) -> Any:
+    """Runs the call.
+
+    Returns:
+        The loss, or a tuple of the loss and the outputs, as the function returns them.
+    """
+    if call.is_cut and not call.memory.patterns:
+        call.learn(0)
+    return call.in_attempts(lambda: _attempt(call))
+
+
+def _attempt(call: Call) -> Any:
+    transaction = call.transaction()
+    with transaction.open():
+        counted = _count(call, transaction) if _counts_first(call) else None
+        done: list[_Done] = []
+        for piece in feed(call.layout, call.sizes, call.device):
+            done.append(_piece(call, transaction, piece, counted))
+            del piece
+        ratio = _correction(call, done) if call.is_cut and counted is None else 1.0
+        _give_input_gradients(transaction, done)
+        losses = total([one.losses for one in done], call.layout.rows, ratio)
+        result = answer([one.result for one in done], losses, call.sizes, call.layout.device)
+        call.warn(transaction)
+        transaction.gradients.commit(ratio)
+        return result
+
+
+def _counts_first(call: Call) -> bool:
+    memory = call.memory
+    return call.is_cut and (memory.needs_counting or any(map(shares.needs_counting, memory.patterns)))
+
+
+def _count(call: Call, transaction: Transaction) -> dict[Key, float]:
+    """Runs all pieces forward, keeping no large results, for what their terms divide by together."""
+    counted: list[PieceWeights] = []
+    for piece in feed(call.layout, call.sizes, call.device):
+        with light_graph(), torch.compiler.set_stance("force_eager"):
+            counted.append(_weigh(call, piece, _run(call, transaction, piece)))
+        del piece
+    transaction.snapshot.restore()
+    return shares.totals(counted)
+
+
+def _weigh(call: Call, piece: Piece, result: Returned) -> PieceWeights:
+    pattern, readings = call.match(piece, result)
+    return shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
+
+
+def _run(call: Call, transaction: Transaction, piece: Piece) -> Returned:
+    value = call.bound.run(piece.arguments)
+    transaction.gradients.check_untouched(call.bound.name)
+    return returned(value, call.bound.name, needs_graph=True)
+
+
+def _piece(call: Call, transaction: Transaction, piece: Piece, counted: dict[Key, float] | None) -> _Done:
+    recorder = Recorder() if call.memory.needs_values else None
+    with recorder or nullcontext():
+        result = _run(call, transaction, piece)
+    if not piece.index:
+        _look_at_graph(call, transaction, piece, result)
+    if call.is_cut:
+        plans, losses = _scale(call, piece, result, counted, recorder)
+    else:
+        plans = [Plan(1.0, (), 1.0) for _ in result.losses]
+        losses = PieceLosses.in_one_piece(result.losses)
+    transaction.gradients.make_fresh()
+    scale.install(plans)
+    torch.autograd.backward(result.losses, scale.seeds(result.losses, plans))
+    transaction.gradients.look()
+    inputs = tuple(leaf.gradient() for leaf in piece.inputs)
+    return _Done(losses, result.settled(detach(result.others, call.layout.device)), inputs)
+
+
+def _look_at_graph(call: Call, transaction: Transaction, piece: Piece, result: Returned) -> None:
+    """Reads the whole graph of the first piece: leaves outside of modules, and whether it is known."""
+    seen = graph.read(result.losses)
+    own = {id(leaf.leaf) for leaf in piece.inputs}
+    transaction.gradients.watch(("a tensor", leaf) for leaf in seen.leaves() if id(leaf) not in own)
+    if call.is_cut:
+        call.check_graph(seen)
+
+
+def _scale(
+    call: Call,
+    piece: Piece,
+    result: Returned,
+    counted: dict[Key, float] | None,
+    recorder: Recorder | None,
+) -> tuple[list[Plan], PieceLosses]:
+    """How to run backward through the losses of a piece, and what to keep of them."""
+    pattern, readings = call.match(piece, result)
+    weights = shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
+    whole = counted if counted is not None else _expected(call, weights, result)
+    if any(term.key not in whole for term in pattern.terms):
+        call.count_first()
+    factors = shares.factors(weights, whole)
+    plans = evidence.plans(pattern, readings, factors, len(call.sizes))
+    if recorder is None and (pattern.uses_values or any(plan.common is None for plan in plans)):
+        call.record_values()
+    parts = None
+    if recorder is not None:
+        parts = evidence.parts(result.losses, recorder.values, pattern.terms, readings)
+    commons = [plan.common for plan in plans]
+    return plans, PieceLosses.of(result.losses, commons, weights, factors, parts)
+
+
+def _expected(call: Call, weights: PieceWeights, result: Returned) -> dict[Key, float]:
+    """What terms of the whole mini-batch are expected to divide by."""
+    return shares.expected_totals(weights.pattern, call.layout.rows, call.given(result, 0, call.layout.rows))
+
+
+def _correction(call: Call, done: Sequence[_Done]) -> float:
+    """What is left to multiply gradients with, now that all denominators are known."""
+    weights = [one.losses.weights for one in done if one.losses.weights is not None]
+    odd = shares.has_other_sum(weights)
+    if odd is not None:
+        call.memory.patterns.clear()
+        call.learn_again(odd)
+    expected: dict[Key, float] = {}
+    for one in weights:
+        expected.update(_expected(call, one, done[0].result))
+    ratio = shares.correction(weights, expected, shares.totals(weights))
+    if ratio is None:
+        call.count_first()
+    return ratio
+
+
+def _give_input_gradients(transaction: Transaction, done: Sequence[_Done]) -> None:
+    """Sends the gradients of entries that require grad up the graph that they came from, once."""
+    found = input_gradients(gradient for one in done for gradient in one.inputs)
+    if found:
+        sources, gradients = zip(*found, strict=True)
+        transaction.gradients.watch(("a batch entry", leaf) for leaf in graph.read(sources).leaves())
+        transaction.gradients.make_fresh()
+        torch.autograd.backward(sources, gradients)

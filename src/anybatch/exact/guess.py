@@ -1,0 +1,54 @@
+"""The terms of a loss for those who want no probe: taken for what one graph alone looks like.
+
+Nothing is proved here. Where rows are is guessed from dims that are multiples of the piece's rows, and a
+constant that divides a sum is taken for a count.
+"""
+
+from collections.abc import Sequence
+
+from anybatch.exact import nodes, terms
+from anybatch.exact.graph import Graph, shapes
+from anybatch.exact.labels import Label, Labelled
+from anybatch.exact.law import Law, TermLaw
+from anybatch.exact.pattern import Given, Pattern
+from anybatch.exact.terms import Kind, Term
+
+
+def guess(graph: Graph, rows: int, given: Sequence[Given | None]) -> Pattern:
+    """The pattern that the graph of one piece looks like.
+
+    Args:
+        graph: Of the piece's losses.
+        rows: The number of rows of the piece.
+        given: For each loss what the caller says of it; None where it is to be guessed.
+    """
+    unread = [index for index, one in enumerate(given) if one is None]
+    found = terms.find(Labelled(graph, _labels(graph, rows), ()), unread)
+    refused = set(unread) if found.refusals else set()
+    known = [term for term in found.terms if term.root not in refused]
+    known += [terms.opaque(index) for index, one in enumerate(given) if one is not None or index in refused]
+    laws = {term.key: _law(term, given[term.root]) for term in known}
+    return Pattern(tuple(known), laws, (None,) * len(given))
+
+
+def _labels(graph: Graph, rows: int) -> list[Label]:
+    labels: list[Label] = []
+    for place, edges in enumerate(graph.edges):
+        dims = [dim for shape in shapes(graph.nodes[place]) for dim in shape]
+        has_rows_below = any(labels[child] is not Label.PARAMETERS for child in edges if child >= 0)
+        if dims and any(dim % rows == 0 for dim in dims):
+            labels.append(Label.ROWS)
+        else:
+            labels.append(Label.COLLAPSED if has_rows_below else Label.PARAMETERS)
+    return labels
+
+
+def _law(term: Term, given: Given | None) -> TermLaw:
+    if given is not None:
+        return TermLaw(given.law)
+    if term.kind is Kind.PARAMETERS:
+        return TermLaw(Law.ONCE)
+    if term.kind is Kind.OPAQUE:
+        return TermLaw(Law.ROWS)
+    is_divided = any(step.name in nodes.RATIOS for step in term.path)
+    return TermLaw(Law.SUM if nodes.is_sum(term.end) and not is_divided else Law.MEAN)
