@@ -1,0 +1,75 @@
+"""`anybatch info`: versions, devices, memory and limits, for a look or a report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable
+
+import torch
+from rich.console import Console, Group
+from rich.table import Table
+
+from anybatch.memory.device import accelerator_readings, accelerators, device_name
+from anybatch.memory.limit import host_limits
+from anybatch.memory.process import process_readings
+from anybatch.memory.reading import Reading, in_words
+
+__all__ = ["info"]
+
+_REQUIRED = ("anybatch", "torch", "numpy", "psutil", "rich", "typer", "matplotlib")
+_OPTIONAL = ("scikit-learn", "transformers", "mbp-pytorch")
+
+
+def info() -> None:
+    """Print versions, devices, memory and limits."""
+    Console().print(Group(_version_table(), _device_table(), _memory_table()))
+
+
+def _version_table() -> Table:
+    table = _titled("Versions", "package", "version")
+    table.add_row("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    for name in _REQUIRED:
+        table.add_row(name, _version_of(name))
+    for name in _OPTIONAL:
+        table.add_row(f"{name} (optional)", _version_of(name))
+    return table
+
+
+def _version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _device_table() -> Table:
+    table = _titled("Devices", "device", "what it is")
+    table.add_row("host", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")
+    for device in accelerators():
+        table.add_row(str(device), device_name(device))
+    if not accelerators():
+        table.add_row("accelerator", "none that torch can use")
+    return table
+
+
+def _memory_table() -> Table:
+    table = _titled("Memory of this process, and its limits", "device", "what", "figure", "source")
+    _add_readings(table, "host", (*process_readings(), *host_limits()))
+    for device in accelerators():
+        _add_readings(table, str(device), accelerator_readings(device))
+    return table
+
+
+def _add_readings(table: Table, device: str, readings: Iterable[Reading]) -> None:
+    for reading in readings:
+        figure = "none" if reading.amount_bytes is None else in_words(reading.amount_bytes)
+        table.add_row(device, reading.quantity.value, figure, reading.source)
+
+
+def _titled(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column == "figure" else "left", overflow="fold")
+    return table
