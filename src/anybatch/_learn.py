@@ -17,7 +17,7 @@ from anybatch.exact.law import Law
 from anybatch.exact.pattern import Given, Memory, Pattern, weighted
 from anybatch.exact.probe import Cut, Refuted, halve, probe
 
-_MOST_CUTS = 3
+_MOST_CUTS = 8
 _MOST_PROBES = 8
 
 
@@ -77,7 +77,8 @@ class Learner:
 
 
 def _cuts(sizes: Sequence[int], index: int) -> list[Cut]:
-    """The pieces to probe on: the one of the given index, and some others in case it does not show all."""
-    starts = [sum(sizes[:place]) for place in range(len(sizes))]
-    order = [index, *(place for place in range(len(sizes)) if place != index)][:_MOST_CUTS]
-    return [halve(starts[place], sizes[place], sum(sizes)) for place in order]
+    """The pieces to probe on: the one of the given index, then others, spread over the mini-batch."""
+    count = len(sizes)
+    starts = [sum(sizes[:place]) for place in range(count)]
+    spread = [(index + step * count // _MOST_CUTS) % count for step in range(_MOST_CUTS)]
+    return [halve(starts[place], sizes[place], sum(sizes)) for place in dict.fromkeys([*spread, count - 1])]

@@ -118,6 +118,11 @@ def is_custom(node: Node) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
+def has_reentrant_checkpoint(graph: Graph) -> bool:
+    """Does it hold a checkpoint that can only be run backward as a whole?"""
+    return "CheckpointFunctionBackward" in graph.names
+
+
 def nearest_leaves(graph: Graph, count: int, accept: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
     """The leaves fewest edges away from the roots that only one edge leads to.
 

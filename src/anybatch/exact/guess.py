@@ -26,7 +26,9 @@ def guess(graph: Graph, rows: int, given: Sequence[Given | None]) -> Pattern:
     found = terms.find(Labelled(graph, _labels(graph, rows), ()), unread)
     refused = set(unread) if found.refusals else set()
     known = [term for term in found.terms if term.root not in refused]
-    known += [terms.opaque(index) for index, one in enumerate(given) if one is not None or index in refused]
+    known += [
+        terms.unlabelled(index) for index, one in enumerate(given) if one is not None or index in refused
+    ]
     laws = {term.key: _law(term, given[term.root]) for term in known}
     return Pattern(tuple(known), laws, (None,) * len(given))
 

@@ -11,7 +11,7 @@ an epsilon. The piece's share of the whole term is then P_i / D with D = sum P_i
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,8 +73,7 @@ def of_denominators(whole: Reading, halves: Sequence[Reading], rows: Sequence[in
     raw = [half.denominator for half in halves]
     if all(_near(value, whole.denominator) for value in raw):
         return TermLaw(Law.SUM)
-    counted = [half.weight for half in halves if half.weight]
-    c0 = sum(counted) - whole.weight if len(counted) > 1 else 0.0
+    c0 = _offset(whole, halves)
     if abs(c0) > _SMALL * abs(whole.weight):
         values = f"{raw[0]:g} and {raw[1]:g} for the halves, {whole.denominator:g} for both together"
         raise NoLaw(f"divides by something that does not add up over rows: {values}")
@@ -83,6 +82,27 @@ def of_denominators(whole: Reading, halves: Sequence[Reading], rows: Sequence[in
     per_row = whole.weight / sum(rows)
     follows_rows = all(_near(half.weight, per_row * n, 1e-12) for half, n in zip(halves, rows, strict=True))
     return TermLaw(Law.MEAN, c0, per_row or 1.0, follows_rows)
+
+
+def _offset(whole: Reading, halves: Sequence[Reading]) -> float:
+    """c0. A half in which nothing counts shows it as it is: an epsilon, or the 1 of a clamp, which is none."""
+    masked = [half.denominator for half in halves if not half.weight]
+    if not masked:
+        return sum(half.weight for half in halves) - whole.weight
+    return min(masked) if min(masked) <= _SMALL * whole.weight else 0.0
+
+
+def common(laws: Sequence[TermLaw]) -> TermLaw:
+    """The law that several cuts of the same loss agree on.
+
+    A mean may look like a sum where halves have equal denominators by chance, not the other way round.
+    """
+    means = [one for one in laws if one.law is Law.MEAN]
+    if not means:
+        return laws[0]
+    follows_rows = all(one.follows_rows for one in laws)
+    follows_rows = follows_rows and all(_near(one.per_row, means[0].per_row, 1e-12) for one in means)
+    return replace(means[0], follows_rows=follows_rows)
 
 
 def of_values(whole: float, halves: Sequence[float], rows: Sequence[int], tolerance: float) -> Law | None:

@@ -62,7 +62,13 @@ LINEAR = {
     *("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "UnsqueezeBackward0", "ExpandBackward0"),
     *("PermuteBackward0", "TransposeBackward0", "TBackward0", "ToCopyBackward0", "StackBackward0"),
     *("CatBackward0", "SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0"),
-    *("ViewBackward1", "RepeatBackward0", "UnsafeSplitBackward0", "SplitWithSizesBackward0"),
+    *(
+        "TraceBackward0",
+        "ViewBackward1",
+        "RepeatBackward0",
+        "UnsafeSplitBackward0",
+        "SplitWithSizesBackward0",
+    ),
 }
 
 # Linear where only one operand needs a gradient, or the other is made of parameters alone.
@@ -82,7 +88,7 @@ NONLINEAR = {
     *("ProdBackward0", "ProdBackward1", "MedianBackward0", "MedianBackward1", "KthvalueBackward0"),
     *("TopkBackward0", "SortBackward0", "LogaddexpBackward0", "EluBackward0", "LeakyReluBackward0"),
     *("HardtanhBackward0", "SigmoidBackward0", "CumsumBackward0", "CumprodBackward0", "AtanBackward0"),
-    *("NormBackward2", "NormBackward3", "NormBackward4", "LinalgDetBackward0", "TraceBackward0"),
+    *("NormBackward2", "NormBackward3", "NormBackward4", "LinalgDetBackward0"),
     *("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "ErfBackward0", "SinBackward0"),
     *("CosBackward0", "NativeLayerNormBackward0", "NativeBatchNormBackward0", "NativeGroupNormBackward0"),
 }
@@ -141,7 +147,7 @@ def denominator(node: Node, name: str) -> Denominator:
         shape = _operand_shape(node)
         rows = shape[0] if len(shape) > 1 else 1
         return float(rows if name in _PER_ROW else shape.numel())
-    if name in CONTRACTIONS or name.startswith("SumBackward"):
+    if is_sum(name):
         return 1.0
     if name == "IndexPutBackward0" and saved(node, "accumulate"):
         return 1.0
@@ -221,4 +227,4 @@ def saved(node: Node, attribute: str):  # type: ignore[no-untyped-def]  # tensor
 
 def is_sum(name: str) -> bool:
     """Does the node sum rows up without dividing, whatever its options?"""
-    return name in CONTRACTIONS or name.startswith("SumBackward")
+    return name in CONTRACTIONS or name.startswith(("SumBackward", "NansumBackward"))

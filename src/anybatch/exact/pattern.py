@@ -8,7 +8,7 @@ from torch.autograd.graph import Node
 
 from anybatch.exact.graph import node_of
 from anybatch.exact.law import Law, TermLaw
-from anybatch.exact.terms import OtherGraph, Reading, Term, follow, opaque
+from anybatch.exact.terms import OtherGraph, Reading, Term, follow, unlabelled
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Pattern:
 
 def weighted(laws: Sequence[Law]) -> Pattern:
     """The pattern of losses that are each taken as one opaque term, under the given laws."""
-    terms = tuple(opaque(index) for index in range(len(laws)))
+    terms = tuple(unlabelled(index) for index in range(len(laws)))
     known = {term.key: TermLaw(law) for term, law in zip(terms, laws, strict=True)}
     return Pattern(terms, known, (None,) * len(laws), has_fixed_graph=False)
 

@@ -21,6 +21,7 @@ from anybatch.exact.scale import CannotScale
 from anybatch.exact.terms import Kind, Term
 
 _LEAVES = 4
+_FEW_ROWS = 4
 
 Weigh = Callable[[int, int], Sequence[Given | None]]
 """For each loss what the caller says of rows `start` to `stop`; None where the graph is to be read."""
@@ -42,6 +43,17 @@ class Cut:
     start: int
     middle: int
     stop: int
+    total: int
+
+    @property
+    def beside(self) -> tuple[int, int]:
+        """Rows whose graph shows, beside that of the piece, where rows are.
+
+        Not a single one if that can be helped: some operators take another form for it.
+        """
+        if self.middle - self.start > 1 or self.total <= self.stop - self.start:
+            return self.start, self.middle
+        return (self.start, self.stop + 1) if self.stop < self.total else (self.start - 1, self.stop)
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -56,7 +68,7 @@ def halve(start: int, rows: int, total: int) -> Cut:
     if rows == 1:
         start, rows = min(start, total - 2), 2
     first = rows // 2 + 1 if rows >= 6 else (rows + 1) // 2
-    return Cut(start, start + first, start + rows)
+    return Cut(start, start + first, start + rows, total)
 
 
 def probe(rehearse: Rehearse, cuts: Sequence[Cut], weigh: Weigh) -> Pattern:
@@ -71,11 +83,18 @@ def probe(rehearse: Rehearse, cuts: Sequence[Cut], weigh: Weigh) -> Pattern:
     Raises:
         Refuted: The losses don't add up, as their graphs or their numbers show.
     """
-    for cut in cuts[:-1]:
-        result = _probe_once(rehearse, cut, weigh)
-        if result.is_clear:
-            return result.verdict()
-    return _probe_once(rehearse, cuts[-1], weigh).verdict()
+    found: list[_Result] = []
+    for cut in cuts:
+        found.append(_probe_once(rehearse, cut, weigh))
+        clear = [result for result in found if result.is_clear]
+        if any(result.causes for result in clear) or len(clear) == _wanted(cut):
+            return _verdict(clear)
+    return _verdict([result for result in found if result.is_clear] or found)
+
+
+def _wanted(cut: Cut) -> int:
+    """How many cuts must speak for a law: few rows may hide by chance that they depend on each other."""
+    return 1 if sum(cut.rows) > _FEW_ROWS else 3
 
 
 @dataclass(frozen=True)
@@ -84,10 +103,21 @@ class _Result:
     causes: tuple[str, ...] = ()
     is_clear: bool = True
 
-    def verdict(self) -> Pattern:
-        if self.causes:
-            raise Refuted(self.causes, self.pattern.losses)
-        return self.pattern
+
+def _verdict(results: Sequence[_Result]) -> Pattern:
+    """What the cuts say together."""
+    for result in results:
+        if result.causes:
+            raise Refuted(result.causes, result.pattern.losses)
+    known = [result.pattern for result in results]
+    alike = [other for other in known[1:] if other.terms == known[0].terms]
+    laws = {
+        term.key: law.common([known[0].law(term), *(other.law(term) for other in alike)])
+        for term in known[0].terms
+    }
+    is_proved = known[0].is_proved and results[0].is_clear
+    uses_values = any(other.uses_values for other in known)
+    return replace(known[0], laws=laws, is_proved=is_proved, uses_values=uses_values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,8 +145,7 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
         cause = f"rows {cut.start} to {cut.stop} and their halves have losses of different form: {difference}"
         return _Result(_by_rows(whole), (cause,), is_clear=False)
     known, causes = _learn(whole, halves, cut)
-    seen = (whole.seen, *halves)
-    is_clear = all(one.is_finite and all(reading.weight for reading in one.readings) for one in seen)
+    is_clear = all(_counts(whole.terms, seen) for seen in (whole.seen, *halves))
     if causes:
         return _Result(known, causes, is_clear)
     if whole.not_comparable:
@@ -128,15 +157,27 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
     return _try(known, whole, halves, runs, given, cut, is_clear)
 
 
+def _counts(known: Sequence[Term], seen: Seen) -> bool:
+    """Does something of the rows count in every term? Zero is no value for a term that can't be read."""
+    return seen.is_finite and all(
+        reading.weight and (term.kind is not Kind.OPAQUE or part != 0)
+        for term, reading, part in zip(known, seen.readings, seen.parts, strict=True)
+    )
+
+
 def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Whole:
-    """Runs half of the piece for its graph alone, then the piece; keeps numbers only."""
-    small = rehearse(cut.start, cut.middle, keeps=False)
+    """Runs other rows for their graph alone, then the piece; keeps numbers only."""
+    start, stop = cut.beside
+    small = rehearse(start, stop, keeps=False)
     large = rehearse(cut.start, cut.stop, keeps=True)
-    large_graph, given = graph.read(large.losses), weigh(cut.start, cut.stop)
-    found = _find_terms(large_graph, sum(cut.rows), graph.read(small.losses), cut.rows[0], given)
+    large_graph, small_graph = graph.read(large.losses), graph.read(small.losses)
+    given = weigh(cut.start, cut.stop)
+    found = _find_terms(large_graph, sum(cut.rows), small_graph, stop - start, given)
     leaves = []
-    if large.not_comparable is None:
-        leaves = graph.nearest_leaves(large_graph, _LEAVES, lambda leaf: id(leaf) not in large.inputs)
+    if large.not_comparable is None and not graph.has_reentrant_checkpoint(large_graph):
+        # Leaves that the function makes itself are others in each run.
+        lasting = {id(leaf) for leaf in small_graph.leaves()} - large.inputs
+        leaves = graph.nearest_leaves(large_graph, _LEAVES, lambda leaf: id(leaf) in lasting)
     return _Whole(
         terms=tuple(found.terms),
         refusals=tuple(found.refusals),
@@ -157,9 +198,9 @@ def _find_terms(
     labelled = labels.label(large, large_rows, small, small_rows) if unread else None
     if labelled is None:
         tops = [None if one else large.nodes[top] for one, top in zip(given, large.roots, strict=True)]
-        return terms.Findings([terms.opaque(index, top) for index, top in enumerate(tops)])
+        return terms.Findings([terms.unlabelled(index, top) for index, top in enumerate(tops)])
     found = terms.find(labelled, unread)
-    found.terms += [terms.opaque(index) for index, one in enumerate(given) if one is not None]
+    found.terms += [terms.unlabelled(index) for index, one in enumerate(given) if one is not None]
     found.refusals += labelled.couplings
     return found
 

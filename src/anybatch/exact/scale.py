@@ -82,19 +82,30 @@ def _hooks(items: Sequence[Scaled], seed: float) -> list[tuple[Node, float]]:
     hooks: dict[Node, float] = {}
     for item in items:
         factor = item.factor / seed if item.factor else 0.0
-        if meet and factor != 1.0 and item.term.has_learned_coefficient:
-            raise CannotScale(f"{item.term.end} is used twice, once with a learned coefficient")
+        if factor != 1.0 and _scales_too_low(item.term, meet):
+            raise CannotScale(
+                "a learned coefficient multiplies a sum of terms with different denominators; "
+                "return the terms as a dict of losses"
+            )
         node = item.reading.end if meet or not factor else item.reading.top
         if hooks.setdefault(node, factor) != factor:
             raise CannotScale(f"{item.term.end} belongs to two terms with different denominators")
     return [(node, factor) for node, factor in hooks.items() if factor != 1.0]
 
 
+def _scales_too_low(term: Term, meet: bool) -> bool:
+    """Is there a learned coefficient above the node where the term is scaled? It would get another share."""
+    return bool(term.learned) and (meet or min(term.learned) < term.branch)
+
+
 def install(plans: Sequence[Plan]) -> None:
     """Hooks the plans' nodes. The hooks die with the graph."""
     for planned in plans:
         for node, factor in planned.hooks:
-            node.register_prehook(_Scaler(factor))
+            if factor:
+                node.register_prehook(_Scaler(factor))
+            else:
+                node.register_hook(_zero)
 
 
 @dataclass(frozen=True)
@@ -102,10 +113,14 @@ class _Scaler:
     factor: float
 
     def __call__(self, gradients: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-        return tuple(None if grad is None else self._scale(grad) for grad in gradients)
+        return tuple(None if grad is None else grad * self.factor for grad in gradients)
 
-    def _scale(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * self.factor if self.factor else torch.zeros_like(gradient)
+
+def _zero(
+    gradients: tuple[torch.Tensor | None, ...], _above: tuple[torch.Tensor | None, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    """What leaves a node that sums up nothing: its own backward may divide by zero."""
+    return tuple(None if grad is None else torch.zeros_like(grad) for grad in gradients)
 
 
 def seeds(losses: Sequence[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:

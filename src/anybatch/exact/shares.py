@@ -109,10 +109,12 @@ def has_other_sum(pieces: Sequence[PieceWeights]) -> int | None:
 
 def factors(piece: PieceWeights, whole: Mapping[Key, float]) -> tuple[float, ...]:
     """One factor per term of the piece; 1, for torch's own result, where all together divide by zero."""
-    return tuple(
-        _factor(piece.pattern.law(term).law, piece, term.root, weight, whole[term.key])
-        for term, weight in zip(piece.pattern.terms, piece.weights, strict=True)
-    )
+    found: list[float] = []
+    for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
+        factor = _factor(piece.pattern.law(term).law, piece, term.root, weight, whole[term.key])
+        # Equal but for rounding is equal: terms with one factor need no hooks.
+        found.append(next((other for other in found if math.isclose(other, factor, rel_tol=1e-14)), factor))
+    return tuple(found)
 
 
 def _factor(law: Law, piece: PieceWeights, root: int, weight: float, total: float) -> float:

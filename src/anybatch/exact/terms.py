@@ -51,7 +51,7 @@ class Term:
         end: The name of that node; empty where any will do.
         kind: Whether its denominator can be read, can't, or it has no rows at all.
         branch: The number of leading steps that it shares with other terms.
-        has_learned_coefficient: Is it multiplied by something made of parameters?
+        learned: The steps at which it is multiplied by something made of parameters.
         occurrence: Its number among the terms of the same shape.
     """
 
@@ -60,7 +60,7 @@ class Term:
     end: str
     kind: Kind
     branch: int = 0
-    has_learned_coefficient: bool = False
+    learned: tuple[int, ...] = ()
     occurrence: int = 0
 
     @property
@@ -75,15 +75,21 @@ class Term:
         return (self.root, names, self.end, self.kind)
 
 
-def opaque(root: int, node: Node | None = None) -> Term:
-    """A whole loss as one term about which nothing is known but the constants that it is scaled with."""
+def unlabelled(root: int, node: Node | None = None) -> Term:
+    """A whole loss as one term, where labels are missing: of its graph only the single way down is read.
+
+    That way may end at a mean or a sum. Where it branches before, the term is opaque, but for the constants
+    on the way.
+    """
     path: list[Step] = []
-    while node is not None and node.name() in nodes.PRODUCTS | nodes.RATIOS:
-        children = [child for child, _ in node.next_functions]
+    while node is not None:
+        name, children = node.name(), [child for child, _ in node.next_functions]
         needed = _needed(children)
-        if sum(needed) != 1:
+        if _is_readable(node, name):
+            return Term(root, tuple(path), name, Kind.ROWS)
+        if sum(needed) != 1 or name not in nodes.LINEAR | nodes.PRODUCTS | nodes.RATIOS:
             break
-        path.append(Step(node.name(), needed, needed.index(True)))
+        path.append(Step(name, needed, needed.index(True)))
         node = children[needed.index(True)]
     return Term(root, tuple(path), "", Kind.OPAQUE)
 
@@ -101,7 +107,7 @@ def find(labelled: Labelled, wanted: Collection[int]) -> Findings:
     found = Findings()
     for index, root in enumerate(labelled.graph.roots):
         if index in wanted:
-            _descend(labelled, root, index, (), False, found)
+            _descend(labelled, root, index, (), (), found)
     seen: Counter[tuple[object, ...]] = Counter()
     numbered = []
     for term in found.terms:
@@ -113,7 +119,12 @@ def find(labelled: Labelled, wanted: Collection[int]) -> Findings:
 
 
 def _descend(
-    labelled: Labelled, place: int, root: int, path: tuple[Step, ...], learned: bool, found: Findings
+    labelled: Labelled,
+    place: int,
+    root: int,
+    path: tuple[Step, ...],
+    learned: tuple[int, ...],
+    found: Findings,
 ) -> None:
     graph, labels = labelled.graph, labelled.labels
     name, edges, node = graph.names[place], graph.edges[place], graph.nodes[place]
@@ -121,9 +132,9 @@ def _descend(
     kids = {edge: labels[child] for edge, child in enumerate(edges) if child >= 0}
 
     def end(kind: Kind) -> None:
-        found.terms.append(Term(root, path, name, kind, has_learned_coefficient=learned))
+        found.terms.append(Term(root, path, name, kind, learned=learned))
 
-    def go_on(edge: int, learned: bool) -> None:
+    def go_on(edge: int, learned: tuple[int, ...]) -> None:
         _descend(labelled, edges[edge], root, (*path, Step(name, inputs, edge)), learned, found)
 
     if labels[place] is Label.PARAMETERS:
@@ -140,7 +151,7 @@ def _descend(
             go_on(edge, learned)
     elif name in nodes.PRODUCTS | nodes.RATIOS and _is_linear_here(name, kids):
         (edge,) = (edge for edge, kid in kids.items() if kid is Label.COLLAPSED)
-        go_on(edge, learned or len(kids) > 1)
+        go_on(edge, (*learned, len(path)) if len(kids) > 1 else learned)
     elif name in nodes.NONLINEAR | nodes.PRODUCTS | nodes.RATIOS:
         found.refusals.append(f"{pretty(name)} of a value over all rows of the piece is not linear in it")
     else:
