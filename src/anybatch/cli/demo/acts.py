@@ -15,7 +15,7 @@ from anybatch.cli.demo.network import build_network
 from anybatch.cli.demo.settings import IGNORED_SHARE, THREADS, UNEVEN_ROWS, UNEVEN_UB_SIZE, Settings
 from anybatch.cli.demo.training import scores_of, train, whole_step
 from anybatch.cli.demo.ways import Step, Way, gradient_error, gradients_of, installed_ways, loss_of
-from anybatch.fit.guard import is_out_of_memory
+from anybatch.fit.guard import MemoryVerdict, memory_verdict
 from anybatch.memory.limit import limit_growth
 from anybatch.memory.process import data_bytes, peak_data_bytes
 
@@ -68,19 +68,28 @@ def _train_capped(step: Step, steps: int, digits: Digits, settings: Settings, re
     """Sets the cap and takes `steps` of the settings' steps, or as many as the memory allows."""
     held_bytes = data_bytes()
     cap_in_force = settings.cap_bytes is not None and limit_growth(settings.cap_bytes)
-    model = build_network(settings.seed)
     report(Progress(0, steps, f"{len(digits.labels):,} rows"))
     steps_done = 0
     try:
+        model = build_network(settings.seed)
         for loss in islice(train(model, step, digits, settings.steps), steps):
             steps_done += 1
             report(Progress(steps_done, steps, f"loss {loss:.3f}"))
+        scores = scores_of(model, digits, settings.ub_size)
     except Exception as error:  # any error, to ask the one guard about it
-        if not is_out_of_memory(error):
+        if not _is_out_of_memory(error, cap_in_force):
             raise
         return Training(cap_in_force, steps_done, str(error), held_bytes, None, {})
-    scores = scores_of(model, digits, settings.ub_size)
     return Training(cap_in_force, steps_done, None, held_bytes, peak_data_bytes() - held_bytes, scores)
+
+
+def _is_out_of_memory(error: Exception, cap_in_force: bool) -> bool:
+    """Whether memory ran out; where the cap is all that differs from a run that trains, a "maybe" is a yes.
+
+    oneDNN, which computes the convolutions, gives no reason when its own allocation fails.
+    """
+    verdict = memory_verdict(error)
+    return verdict is MemoryVerdict.YES or (cap_in_force and verdict is MemoryVerdict.MAYBE)
 
 
 def _whole_peak_bytes(digits: Digits, settings: Settings) -> int:
