@@ -167,3 +167,27 @@ def test_operating_systems_limit_is_recognised() -> None:
     count, verdict = result.stdout.split()
     assert verdict == "True"
     assert 1 <= int(count) <= 16
+
+
+CONVOLUTION_IN_LITTLE_MEMORY = """
+import sys, torch
+from anybatch.fit.guard import memory_verdict
+from anybatch.memory.limit import limit_growth
+torch.set_num_threads(1)
+images = torch.rand(32, 32, 8, 8)
+convolution = torch.nn.Conv2d(32, 32, 3)
+limit_growth(int(sys.argv[1]) << 10)
+try:
+    convolution(images)
+except Exception as error:
+    print(memory_verdict(error).name)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts mapped memory in RLIMIT_DATA")
+@pytest.mark.parametrize("limit_kib", [16, 256])
+def test_convolution_in_little_memory_is_never_taken_for_another_error(limit_kib: int) -> None:
+    """Whether torch's allocator fails or oneDNN's, which gives no reason, a smaller try is worth it."""
+    command = [sys.executable, "-c", CONVOLUTION_IN_LITTLE_MEMORY, str(limit_kib)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() in ("YES", "MAYBE")
