@@ -20,6 +20,7 @@ from anybatch.errors import InexactError, InexactWarning
 from anybatch.exact import graph
 from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Given, Memory, Pattern
+from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Reading
 from anybatch.fit.modules import batch_norms
 from anybatch.fit.transaction import Transaction
@@ -53,6 +54,7 @@ class Call:
         warned: What the function has been warned about.
         sizes: The rows of each piece.
         notes: What the attempt under way is to warn about.
+        tried: The pieces from which this call has learnt.
     """
 
     bound: Bound
@@ -64,6 +66,7 @@ class Call:
     warned: set[str]
     sizes: tuple[int, ...] = field(init=False)
     notes: list[str] = field(default_factory=list, init=False)
+    tried: set[int] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self.sizes = balanced(self.layout.rows, self.settings.ub_size)
@@ -98,13 +101,40 @@ class Call:
             f'{_MOST_ATTEMPTS} attempts from {self.bound.name}. Give `weight=`, for example "rows".'
         )
 
+    def should_learn(self) -> bool:
+        """Is nothing known, or nothing for sure, and is it worth another probe?"""
+        return not self.memory.patterns or not (self.memory.is_proved or self._learner.is_tired())
+
     def learn(self, index: int) -> None:
         """Probes the function on the piece of the given index."""
+        self.tried.add(index)
         self._learner.learn(self.sizes, index)
 
     def learn_again(self, index: int) -> NoReturn:
         """Starts again with what the piece of the given index shows."""
         raise Again(index)
+
+    def refuse(self, cause: str, losses: int) -> NoReturn:
+        """Says that the losses don't add up, and goes on by rows where the caller accepts that.
+
+        Raises:
+            InexactError: The caller does not.
+            Again: He does.
+        """
+        self._learner.refuse([cause], losses)
+        raise Again
+
+    def check_proof(self, weights: Sequence[PieceWeights]) -> None:
+        """Goes back to the probe where it has only met rows in which nothing counted, and there are others.
+
+        Raises:
+            Again: There are.
+        """
+        if self.memory.is_proved or self.settings.on_inexact == "ignore":
+            return
+        for index, one in enumerate(weights):
+            if index not in self.tried and all(one.weights):
+                raise Again(index)
 
     def transaction(self) -> Transaction:
         devices = [] if self.device is None else [self.device]

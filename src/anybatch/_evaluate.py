@@ -76,7 +76,7 @@ def _piece(call: Call, transaction: Transaction, piece: Piece) -> _Done:
         if recorder is not None:
             parts = evidence.parts(result.losses, recorder.values, pattern.terms, readings)
     else:
-        weights = PieceWeights(_without_graph(call, given), piece.rows, (1.0,) * len(given), tuple(given))
+        weights = shares.unread(_without_graph(call, given), piece.rows, given)
     losses = tuple(loss.detach() for loss in result.losses)
     return _Done(losses, weights, parts, result.settled(detach(result.others, call.layout.device)))
 

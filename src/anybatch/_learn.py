@@ -14,8 +14,8 @@ from anybatch.batch import Layout
 from anybatch.errors import InexactError, InexactWarning
 from anybatch.exact.graph import Graph
 from anybatch.exact.law import Law
-from anybatch.exact.pattern import Given, Memory, Pattern, weighted
-from anybatch.exact.probe import Cut, Refuted, halve, probe
+from anybatch.exact.pattern import Given, Memory, weighted
+from anybatch.exact.probe import Cut, Refuted, halve, probe, wide
 
 _MOST_CUTS = 8
 _MOST_PROBES = 8
@@ -41,17 +41,25 @@ class Learner:
         if self.settings.on_inexact == "ignore":
             return
         self.memory.probes += 1
-        rehearser = Rehearser(self.bound, self.layout, self.device, self.modules)
-        try:
-            found = probe(
-                rehearser, _cuts(sizes, index), lambda start, stop: self._given(rehearser, start, stop)
-            )
-        except Refuted as refuted:
-            found = self._refused(refuted)
-        self.memory.add(found)
+        most_rows = max(sizes)
+        rehearser = Rehearser(self.bound, self.layout, self.device, self.modules, most_rows)
+        cuts = _cuts(sizes, index, is_first=not self.memory.patterns)
 
-    def _given(self, rehearser: Rehearser, start: int, stop: int) -> list[Given | None]:
-        return self.settings.weights.given(rehearser.names, start, stop, self.layout.cut)
+        def weigh(start: int, stop: int) -> list[Given | None]:
+            return self.settings.weights.given(rehearser.names, start, stop, self.layout.cut)
+
+        try:
+            found = probe(rehearser, cuts, weigh, self.memory.patterns)
+        except Refuted as refuted:
+            self.refuse(refuted.causes, refuted.losses)
+        else:
+            self.memory.patterns = [pattern for pattern in self.memory.patterns if pattern.is_proved]
+            for pattern in found:
+                self.memory.add(pattern)
+
+    def is_tired(self) -> bool:
+        """Has the function been probed so often that once more is not worth it?"""
+        return self.memory.probes >= _MOST_PROBES
 
     def is_new(self, seen: Graph) -> bool:
         """Is this a graph on which nothing has been proved yet? Takes note of it."""
@@ -62,23 +70,35 @@ class Learner:
         is_first = not self.memory.structures
         self.memory.structures.add(seen.structure)
         has_fixed_graph = all(pattern.has_fixed_graph for pattern in self.memory.patterns)
-        return has_fixed_graph and not is_first and self.memory.probes < _MOST_PROBES
+        return has_fixed_graph and not is_first and not self.is_tired()
 
-    def _refused(self, refuted: Refuted) -> Pattern:
+    def refuse(self, causes: Sequence[str], losses: int) -> None:
+        """Says that the losses don't add up; where the caller accepts that, they count by rows.
+
+        Raises:
+            InexactError: The caller does not.
+        """
         message = (
             "`apply`: the micro-batches can't give the gradient of the whole mini-batch. "
-            f"Got from {self.bound.name}: {'; '.join(refuted.causes)}. Make it a sum or mean over rows, "
+            f"Got from {self.bound.name}: {'; '.join(causes)}. Make it a sum or mean over rows, "
             'say with `weight=` what it is divided by, or accept the difference with `on_inexact="warn"`.'
         )
         if self.settings.on_inexact == "raise":
-            raise InexactError(message, refuted.causes)
-        warnings.warn(message, InexactWarning, stacklevel=6)
-        return weighted([Law.ROWS] * refuted.losses)
+            raise InexactError(message, tuple(causes))
+        if self.settings.on_inexact == "warn":
+            warnings.warn(message, InexactWarning, stacklevel=2)
+        self.memory.patterns = [weighted([Law.ROWS] * losses)]
 
 
-def _cuts(sizes: Sequence[int], index: int) -> list[Cut]:
-    """The pieces to probe on: the one of the given index, then others, spread over the mini-batch."""
-    count = len(sizes)
-    starts = [sum(sizes[:place]) for place in range(count)]
-    spread = [(index + step * count // _MOST_CUTS) % count for step in range(_MOST_CUTS)]
-    return [halve(starts[place], sizes[place], sum(sizes)) for place in dict.fromkeys([*spread, count - 1])]
+def _cuts(sizes: Sequence[int], index: int, *, is_first: bool) -> list[Cut]:
+    """The rows to probe on: the piece of the given index, then others, spread over the mini-batch."""
+    rows, total = sizes[index], sum(sizes)
+    start = sum(sizes[:index])
+    last = total - rows
+    starts = [
+        start,
+        *((start + step * max(last, 1) // _MOST_CUTS) % (last + 1) for step in range(1, _MOST_CUTS + 1)),
+    ]
+    narrow = [halve(one, rows, total) for one in dict.fromkeys(starts)]
+    first = wide(rows, total) if is_first else None
+    return narrow if first is None else [first, *narrow]

@@ -8,8 +8,9 @@ from torch.nn import Module
 
 from anybatch._run import Bound, Returned, light_graph, returned
 from anybatch.batch import Layout, piece_of
-from anybatch.exact.rehearsal import Rehearsal
+from anybatch.exact.rehearsal import NoRoom, Rehearsal
 from anybatch.exact.values import Recorder
+from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import batch_norms, watching
 from anybatch.fit.transaction import Transaction
 
@@ -22,17 +23,36 @@ class Rehearser:
     """
 
     def __init__(
-        self, bound: Bound, layout: Layout, device: torch.device | None, modules: Sequence[Module]
+        self,
+        bound: Bound,
+        layout: Layout,
+        device: torch.device | None,
+        modules: Sequence[Module],
+        most_rows: int,
     ) -> None:
         self._bound = bound
         self._layout = layout
         self._device = device
         self._modules = modules
+        self._most_rows = most_rows
         self._evaluates = False
         self._has_tried = False
         self.names: tuple[str | None, ...] = ()
 
     def __call__(self, start: int, stop: int, *, keeps: bool) -> Rehearsal:
+        """Runs rows `start` to `stop`.
+
+        Raises:
+            NoRoom: Out of memory with more rows than a piece has.
+        """
+        try:
+            return self._rehearse(start, stop, keeps)
+        except Exception as error:
+            if stop - start <= self._most_rows or not is_out_of_memory(error):
+                raise
+        raise NoRoom
+
+    def _rehearse(self, start: int, stop: int, keeps: bool) -> Rehearsal:
         if not self._has_tried:
             self._has_tried = True
             run = self._run(start, stop, keeps)

@@ -33,7 +33,7 @@ def train(call: Call) -> Any:
     Returns:
         The loss, or a tuple of the loss and the outputs, as the function returns them.
     """
-    if call.is_cut and not call.memory.patterns:
+    if call.is_cut and call.should_learn():
         call.learn(0)
     return call.in_attempts(lambda: _attempt(call))
 
@@ -46,6 +46,8 @@ def _attempt(call: Call) -> Any:
         for piece in feed(call.layout, call.sizes, call.device):
             done.append(_piece(call, transaction, piece, counted))
             del piece
+        if call.is_cut:
+            call.check_proof([one.losses.weights for one in done if one.losses.weights is not None])
         ratio = _correction(call, done) if call.is_cut and counted is None else 1.0
         _give_input_gradients(transaction, done)
         losses = total([one.losses for one in done], call.layout.rows, ratio)
@@ -124,7 +126,10 @@ def _scale(
     if any(term.key not in whole for term in pattern.terms):
         call.count_first()
     factors = shares.factors(weights, whole)
-    plans = evidence.plans(pattern, readings, factors, len(call.sizes))
+    try:
+        plans = evidence.plans(pattern, readings, factors, len(call.sizes))
+    except scale.CannotScale as reason:
+        call.refuse(str(reason), pattern.losses)
     if recorder is None and (pattern.uses_values or any(plan.common is None for plan in plans)):
         call.record_values()
     parts = None

@@ -84,12 +84,19 @@ def of_denominators(whole: Reading, halves: Sequence[Reading], rows: Sequence[in
     return TermLaw(Law.MEAN, c0, per_row or 1.0, follows_rows)
 
 
+def is_clamped(masked: float, usual: float) -> bool:
+    """Is what a piece divides by, in which nothing counts, the 1 of a clamp? An epsilon would be smaller."""
+    return masked > _SMALL * usual
+
+
 def _offset(whole: Reading, halves: Sequence[Reading]) -> float:
-    """c0. A half in which nothing counts shows it as it is: an epsilon, or the 1 of a clamp, which is none."""
-    masked = [half.denominator for half in halves if not half.weight]
-    if not masked:
-        return sum(half.weight for half in halves) - whole.weight
-    return min(masked) if min(masked) <= _SMALL * whole.weight else 0.0
+    """c0, from the halves that are not clamped."""
+    amounts = [
+        half.denominator
+        for half in halves
+        if half.weight or not is_clamped(half.denominator, whole.denominator)
+    ]
+    return sum(amounts) - whole.denominator if len(amounts) > 1 else 0.0
 
 
 def common(laws: Sequence[TermLaw]) -> TermLaw:

@@ -59,7 +59,15 @@ LINEAR = {
     *("NegBackward0", "AddBackward0", "SubBackward0", "AddBackward1", "SubBackward1"),
     *("RsubBackward0", "RsubBackward1", "SumBackward0", "SumBackward1", "MeanBackward0", "MeanBackward1"),
     *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0", "CloneBackward0"),
-    *("SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "UnsqueezeBackward0", "ExpandBackward0"),
+    *(
+        "SqueezeBackward0",
+        "SqueezeBackward1",
+        "SqueezeBackward2",
+        "SqueezeBackward3",
+        "SqueezeBackward4",
+        "UnsqueezeBackward0",
+        "ExpandBackward0",
+    ),
     *("PermuteBackward0", "TransposeBackward0", "TBackward0", "ToCopyBackward0", "StackBackward0"),
     *("CatBackward0", "SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0"),
     *(

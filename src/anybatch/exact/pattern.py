@@ -86,6 +86,11 @@ class Memory:
     needs_values: bool = False
     probes: int = 0
 
+    @property
+    def is_proved(self) -> bool:
+        """Is something known, and known from rows that showed all of it?"""
+        return bool(self.patterns) and all(pattern.is_proved for pattern in self.patterns)
+
     def add(self, pattern: Pattern) -> None:
         """Takes a pattern in; one with the same terms is replaced."""
         self.patterns = [known for known in self.patterns if known.terms != pattern.terms]

@@ -16,12 +16,13 @@ from anybatch.exact.evidence import Seen, Trial
 from anybatch.exact.labels import pretty
 from anybatch.exact.law import Law, TermLaw
 from anybatch.exact.pattern import Given, Pattern, weighted
-from anybatch.exact.rehearsal import Rehearsal, Rehearse
+from anybatch.exact.rehearsal import NoRoom, Rehearsal, Rehearse
 from anybatch.exact.scale import CannotScale
 from anybatch.exact.terms import Kind, Term
 
 _LEAVES = 4
 _FEW_ROWS = 4
+_WIDE_ROWS = 8
 
 Weigh = Callable[[int, int], Sequence[Given | None]]
 """For each loss what the caller says of rows `start` to `stop`; None where the graph is to be read."""
@@ -38,12 +39,18 @@ class Refuted(Exception):
 
 @dataclass(frozen=True)
 class Cut:
-    """Rows `start` to `stop`, halved at `middle`."""
+    """Rows `start` to `stop`, halved at `middle`.
+
+    Attributes:
+        total: The rows of the mini-batch.
+        is_wide: Are these more rows than a piece has? Their large results are not kept.
+    """
 
     start: int
     middle: int
     stop: int
     total: int
+    is_wide: bool = False
 
     @property
     def beside(self) -> tuple[int, int]:
@@ -71,30 +78,42 @@ def halve(start: int, rows: int, total: int) -> Cut:
     return Cut(start, start + first, start + rows, total)
 
 
-def probe(rehearse: Rehearse, cuts: Sequence[Cut], weigh: Weigh) -> Pattern:
+def wide(rows: int, total: int) -> Cut | None:
+    """More rows than a piece of few has: those hide by chance that they depend on each other.
+
+    Only the values of the losses are compared on them, for which nothing of the forward run needs to be kept.
+    """
+    width = min(total, _WIDE_ROWS)
+    return replace(halve(0, width, total), is_wide=True) if rows <= _FEW_ROWS and width > rows else None
+
+
+def probe(
+    rehearse: Rehearse, cuts: Sequence[Cut], weigh: Weigh, known: Sequence[Pattern] = ()
+) -> list[Pattern]:
     """Learns the pattern of a function's losses, on the first cut that shows all of it.
 
     Args:
         rehearse: Runs the function.
-        cuts: Pieces to try, in this order. A later one is used only where a mask takes out all of a half
-            of the earlier ones, or a loss is not finite there.
+        cuts: Rows to try, in this order. After the first that are no wider than a piece, others are used
+            only where a mask takes out all of a half, or a loss is not finite.
         weigh: The caller's weights.
+        known: Patterns that a piece was found not to have; others are looked for.
+
+    Returns:
+        Patterns; more than one where some rows have other terms than others.
 
     Raises:
         Refuted: The losses don't add up, as their graphs or their numbers show.
     """
     found: list[_Result] = []
     for cut in cuts:
-        found.append(_probe_once(rehearse, cut, weigh))
-        clear = [result for result in found if result.is_clear]
-        if any(result.causes for result in clear) or len(clear) == _wanted(cut):
-            return _verdict(clear)
+        try:
+            found.append(_probe_once(rehearse, cut, weigh))
+        except NoRoom:
+            continue
+        if found[-1].ends_search(cut, known):
+            break
     return _verdict([result for result in found if result.is_clear] or found)
-
-
-def _wanted(cut: Cut) -> int:
-    """How many cuts must speak for a law: few rows may hide by chance that they depend on each other."""
-    return 1 if sum(cut.rows) > _FEW_ROWS else 3
 
 
 @dataclass(frozen=True)
@@ -103,21 +122,29 @@ class _Result:
     causes: tuple[str, ...] = ()
     is_clear: bool = True
 
+    def ends_search(self, cut: Cut, known: Sequence[Pattern]) -> bool:
+        if not self.is_clear:
+            return False
+        is_new = all(self.pattern.terms != other.terms for other in known)
+        return bool(self.causes) or (not cut.is_wide and is_new)
 
-def _verdict(results: Sequence[_Result]) -> Pattern:
-    """What the cuts say together."""
+
+def _verdict(results: Sequence[_Result]) -> list[Pattern]:
+    """What the cuts say together: one pattern for each set of terms."""
     for result in results:
         if result.causes:
             raise Refuted(result.causes, result.pattern.losses)
-    known = [result.pattern for result in results]
-    alike = [other for other in known[1:] if other.terms == known[0].terms]
-    laws = {
-        term.key: law.common([known[0].law(term), *(other.law(term) for other in alike)])
-        for term in known[0].terms
-    }
-    is_proved = known[0].is_proved and results[0].is_clear
-    uses_values = any(other.uses_values for other in known)
-    return replace(known[0], laws=laws, is_proved=is_proved, uses_values=uses_values)
+    alike: dict[tuple[Term, ...], list[Pattern]] = {}
+    for result in results:
+        is_proved = result.pattern.is_proved and result.is_clear
+        alike.setdefault(result.pattern.terms, []).append(replace(result.pattern, is_proved=is_proved))
+    return [_merged(patterns) for patterns in alike.values()]
+
+
+def _merged(patterns: Sequence[Pattern]) -> Pattern:
+    last = patterns[-1]
+    laws = {term.key: law.common([pattern.law(term) for pattern in patterns]) for term in last.terms}
+    return replace(last, laws=laws, uses_values=any(pattern.uses_values for pattern in patterns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,20 +159,22 @@ class _Whole:
     gradients: Sequence[torch.Tensor]
     allowed: evidence.Tolerance
     not_comparable: str | None
+    is_labelled: bool
 
 
 def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
     whole = _run_whole(rehearse, cut, weigh)
     if whole.refusals:
         return _Result(_by_rows(whole), whole.refusals)
-    runs = [rehearse(cut.start, cut.middle, keeps=True), rehearse(cut.middle, cut.stop, keeps=True)]
+    keeps = not cut.is_wide
+    runs = [rehearse(cut.start, cut.middle, keeps=keeps), rehearse(cut.middle, cut.stop, keeps=keeps)]
     try:
         halves = [evidence.see(run, whole.terms) for run in runs]
     except terms.OtherGraph as difference:
         cause = f"rows {cut.start} to {cut.stop} and their halves have losses of different form: {difference}"
         return _Result(_by_rows(whole), (cause,), is_clear=False)
     known, causes = _learn(whole, halves, cut)
-    is_clear = all(_counts(whole.terms, seen) for seen in (whole.seen, *halves))
+    is_clear = whole.seen.is_finite and all(_counts(whole.terms, seen) for seen in (whole.seen, *halves))
     if causes:
         return _Result(known, causes, is_clear)
     if whole.not_comparable:
@@ -159,7 +188,7 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
 
 def _counts(known: Sequence[Term], seen: Seen) -> bool:
     """Does something of the rows count in every term? Zero is no value for a term that can't be read."""
-    return seen.is_finite and all(
+    return all(
         reading.weight and (term.kind is not Kind.OPAQUE or part != 0)
         for term, reading, part in zip(known, seen.readings, seen.parts, strict=True)
     )
@@ -169,12 +198,12 @@ def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Whole:
     """Runs other rows for their graph alone, then the piece; keeps numbers only."""
     start, stop = cut.beside
     small = rehearse(start, stop, keeps=False)
-    large = rehearse(cut.start, cut.stop, keeps=True)
+    large = rehearse(cut.start, cut.stop, keeps=not cut.is_wide)
     large_graph, small_graph = graph.read(large.losses), graph.read(small.losses)
     given = weigh(cut.start, cut.stop)
     found = _find_terms(large_graph, sum(cut.rows), small_graph, stop - start, given)
     leaves = []
-    if large.not_comparable is None and not graph.has_reentrant_checkpoint(large_graph):
+    if not (large.not_comparable or cut.is_wide or graph.has_reentrant_checkpoint(large_graph)):
         # Leaves that the function makes itself are others in each run.
         lasting = {id(leaf) for leaf in small_graph.leaves()} - large.inputs
         leaves = graph.nearest_leaves(large_graph, _LEAVES, lambda leaf: id(leaf) in lasting)
@@ -186,6 +215,7 @@ def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Whole:
         leaves=leaves,
         allowed=evidence.tolerance(large_graph),
         not_comparable=large.not_comparable,
+        is_labelled=found.is_labelled,
         gradients=evidence.gradients(large.losses, leaves, None),
     )
 
@@ -198,7 +228,8 @@ def _find_terms(
     labelled = labels.label(large, large_rows, small, small_rows) if unread else None
     if labelled is None:
         tops = [None if one else large.nodes[top] for one, top in zip(given, large.roots, strict=True)]
-        return terms.Findings([terms.unlabelled(index, top) for index, top in enumerate(tops)])
+        known = [terms.unlabelled(index, top) for index, top in enumerate(tops)]
+        return terms.Findings(known, is_labelled=not unread)
     found = terms.find(labelled, unread)
     found.terms += [terms.unlabelled(index) for index, one in enumerate(given) if one is not None]
     found.refusals += labelled.couplings
@@ -216,7 +247,12 @@ def _learn(whole: _Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tu
             laws[term.key] = TermLaw(given.law) if given else _law_of(whole, halves, cut, place, notes)
         except law.NoLaw as reason:
             causes.append(f"{pretty(term.end) or 'the loss'} {reason}")
-    has_fixed_graph = all(term.end or whole.given[term.root] for term in whole.terms)
+    if not whole.is_labelled:
+        notes.append(
+            "the loss has another graph for another number of rows, so what couples rows was not looked for "
+            "in it; its values and gradients on some rows fit those on their halves"
+        )
+    has_fixed_graph = whole.is_labelled and all(term.end for term in whole.terms)
     remainders = (None,) * len(whole.given)
     known = Pattern(
         whole.terms, laws, remainders, warnings=tuple(dict.fromkeys(notes)), has_fixed_graph=has_fixed_graph
@@ -300,7 +336,7 @@ def _try(
     trial = Trial(known, cut.rows, whole.seen, halves, factors, plans, whole.allowed)
     verdicts = [evidence.compare_values(trial, root) for root in range(known.losses)]
     causes = [verdict.cause for verdict in verdicts if verdict.cause]
-    if not causes:
+    if not causes and whole.leaves:
         scaled = [
             evidence.gradients(run.losses, whole.leaves, plan) for run, plan in zip(runs, plans, strict=True)
         ]

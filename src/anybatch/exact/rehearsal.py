@@ -25,6 +25,10 @@ class Rehearsal:
     not_comparable: str | None
 
 
+class NoRoom(Exception):
+    """The device has no memory for a run of more rows than a piece has."""
+
+
 class Rehearse(Protocol):
     """Runs the user's function on rows `start` to `stop`, keeping large saved tensors (`keeps`) or not."""
 

@@ -87,7 +87,7 @@ def _hooks(items: Sequence[Scaled], seed: float) -> list[tuple[Node, float]]:
                 "a learned coefficient multiplies a sum of terms with different denominators; "
                 "return the terms as a dict of losses"
             )
-        node = item.reading.end if meet or not factor else item.reading.top
+        node = item.reading.end if meet else item.reading.top if factor else item.reading.stop
         if hooks.setdefault(node, factor) != factor:
             raise CannotScale(f"{item.term.end} belongs to two terms with different denominators")
     return [(node, factor) for node, factor in hooks.items() if factor != 1.0]

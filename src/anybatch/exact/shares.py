@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from anybatch.exact.law import Law
+from anybatch.exact.law import Law, is_clamped
 from anybatch.exact.pattern import Given, Pattern
 from anybatch.exact.terms import Reading
 
@@ -19,36 +19,63 @@ class PieceWeights:
         pattern: The pattern that explains the piece.
         rows: Its number of rows.
         weights: For each term of the pattern what it divides by here, 0 where nothing counts.
+        denominators: The same, also where nothing counts.
         given: For each loss what the caller says of the piece; None where the graph is read.
     """
 
     pattern: Pattern
     rows: int
     weights: tuple[float, ...]
+    denominators: tuple[float, ...]
     given: tuple[Given | None, ...]
 
 
 def weigh(
     pattern: Pattern, readings: Sequence[Reading], rows: int, given: Sequence[Given | None]
 ) -> PieceWeights:
-    return PieceWeights(pattern, rows, tuple(reading.weight for reading in readings), tuple(given))
+    weights = tuple(reading.weight for reading in readings)
+    return PieceWeights(
+        pattern, rows, weights, tuple(reading.denominator for reading in readings), tuple(given)
+    )
+
+
+def unread(pattern: Pattern, rows: int, given: Sequence[Given | None]) -> PieceWeights:
+    """Of a piece whose losses are not read from their graphs."""
+    ones = (1.0,) * len(pattern.terms)
+    return PieceWeights(pattern, rows, ones, ones, tuple(given))
 
 
 def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
     """What each term of the whole mini-batch divides by: D = sum P_i - (K - 1) c0.
 
-    K counts the pieces in which something counts: a piece that is masked out brings no epsilon either.
+    A piece in which nothing counts, and that divides by the 1 of a clamp, is none of the K.
     """
-    sums: dict[Key, float] = {}
-    counted: dict[Key, int] = {}
+    amounts: dict[Key, list[float]] = {}
     offsets: dict[Key, float] = {}
     for piece in pieces:
-        for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
+        for place, term in enumerate(piece.pattern.terms):
             known = piece.pattern.law(term)
-            sums[term.key] = sums.get(term.key, 0.0) + _amount(known.law, piece, term.root, weight)
-            counted[term.key] = counted.get(term.key, 0) + (weight != 0)
             offsets[term.key] = known.c0
-    return {key: total - max(counted[key] - 1, 0) * offsets[key] for key, total in sums.items()}
+            amounts.setdefault(term.key, [])
+            if not (known.law is Law.MEAN and _is_clamped(piece, place, known.per_row)):
+                amount = (
+                    piece.denominators[place]
+                    if known.law is Law.MEAN
+                    else _amount(known.law, piece, term.root)
+                )
+                amounts[term.key].append(amount)
+    whole = {key: sum(values) - max(len(values) - 1, 0) * offsets[key] for key, values in amounts.items()}
+    counts = {
+        term.key
+        for piece in pieces
+        for term, weight in zip(piece.pattern.terms, piece.weights, strict=True)
+        if weight
+    }
+    return {key: value if key in counts else 0.0 for key, value in whole.items()}
+
+
+def _is_clamped(piece: PieceWeights, place: int, per_row: float) -> bool:
+    return not piece.weights[place] and is_clamped(piece.denominators[place], per_row * piece.rows)
 
 
 def expected_totals(pattern: Pattern, rows: int, given: Sequence[Given | None]) -> dict[Key, float]:
@@ -120,12 +147,10 @@ def factors(piece: PieceWeights, whole: Mapping[Key, float]) -> tuple[float, ...
 def _factor(law: Law, piece: PieceWeights, root: int, weight: float, total: float) -> float:
     if law in (Law.SUM, Law.ONCE) or not total:
         return 1.0
-    return _amount(law, piece, root, weight) / total
+    return (weight if law is Law.MEAN else _amount(law, piece, root)) / total
 
 
-def _amount(law: Law, piece: PieceWeights, root: int, weight: float) -> float:
-    if law is Law.MEAN:
-        return weight
+def _amount(law: Law, piece: PieceWeights, root: int) -> float:
     return _given_weight(piece.given[root]) if law is Law.GIVEN else float(piece.rows)
 
 

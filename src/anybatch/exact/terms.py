@@ -100,6 +100,7 @@ class Findings:
 
     terms: list[Term] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    is_labelled: bool = True
 
 
 def find(labelled: Labelled, wanted: Collection[int]) -> Findings:
@@ -195,6 +196,8 @@ class Reading:
         is_masked: Does nothing of the piece count?
         top: The highest node that belongs to this term alone.
         end: The node that sums up the rows.
+        stop: The node at which the term is cut off where it counts nothing: the end, or the highest learned
+            coefficient of the term alone, whose gradient would be a product with its nan.
         vectors: Constants on the path that have more than one element.
     """
 
@@ -202,6 +205,7 @@ class Reading:
     is_masked: bool
     top: Node
     end: Node
+    stop: Node
     vectors: tuple[torch.Tensor, ...]
 
     @property
@@ -249,7 +253,9 @@ def follow(term: Term, root: Node) -> Reading:
     vectors = tuple(value for value, _ in constants if value.numel() != 1)
     if term.kind is Kind.PARAMETERS:
         vectors = (*scalars, *vectors, *_constants_below(trail[-1]))
-    return Reading(float(own) * ratio, is_masked, trail[term.branch], trail[-1], vectors)
+    own_learned = [place for place in term.learned if place >= term.branch]
+    stop = trail[min(own_learned)] if own_learned else trail[-1]
+    return Reading(float(own) * ratio, is_masked, trail[term.branch], trail[-1], stop, vectors)
 
 
 def _needed(children: Sequence[Node | None]) -> tuple[bool, ...]:
