@@ -3,6 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from anybatch._train import train
 from anybatch.batch import BatchDim, Layout, lay_out
 from anybatch.exact.pattern import Memory
 from anybatch.exact.weights import Weight
-from anybatch.fit.modules import in_reach
+from anybatch.fit.reach import in_reach
 from anybatch.memory.device import device_of
+
+_BATCH_NORMS = ("micro", "deferred", "frozen", "exact")
 
 
 def apply(
@@ -110,8 +113,10 @@ def apply(
 def _refuse_later_options(
     ub_size: Any, device_ids: Any, whole_batch_loss: Any, batch_norm: str, scaler: Any
 ) -> None:
+    if batch_norm not in _BATCH_NORMS:
+        raise ValueError(f"`apply`: `batch_norm` is one of {_BATCH_NORMS}. Got {batch_norm!r}.")
     later = {
-        'ub_size="auto"': isinstance(ub_size, str),
+        'ub_size="auto"': ub_size == "auto",
         "device_ids": device_ids is not None,
         "whole_batch_loss": whole_batch_loss is not None,
         f"batch_norm={batch_norm!r}": batch_norm != "micro",
@@ -138,10 +143,11 @@ class Applied:
         arguments = self._signature.bind(*args, **kwargs)
         bound = Bound(self.function, arguments, self.options.batch_names)
         layout = lay_out(bound.batch, self.options.batch_dim)
-        modules = in_reach(self.function, bound.others())
-        memory = self._memories.setdefault(_kind(layout, modules), Memory())
-        device = self.options.device or device_of(leaf for module in modules for leaf in module.parameters())
-        call = Call(bound, layout, self.options, memory, modules, device, self._warned)
+        reach = in_reach(self.function, bound.others())
+        memory = self._memories.setdefault(_kind(layout, reach.modules), Memory())
+        parameters = (leaf for module in reach.modules for leaf in module.parameters())
+        device = self.options.device or device_of(chain(parameters, reach.leaves))
+        call = Call(bound, layout, self.options, memory, reach, device, self._warned)
         return train(call) if torch.is_grad_enabled() else evaluate(call)
 
 

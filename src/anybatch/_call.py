@@ -22,7 +22,9 @@ from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Given, Memory, Pattern
 from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Reading
+from anybatch.exact.weights import BatchWeights
 from anybatch.fit.modules import batch_norms
+from anybatch.fit.reach import Reach
 from anybatch.fit.transaction import Transaction
 
 _MOST_ATTEMPTS = 12
@@ -49,7 +51,7 @@ class Call:
         layout: The mini-batch.
         settings: The options of `apply`.
         memory: What is known about calls of this kind.
-        modules: In reach of the function.
+        reach: The modules and leaves that the function can name.
         device: Where the pieces go; None leaves each tensor where it is.
         warned: What the function has been warned about.
         sizes: The rows of each piece.
@@ -61,7 +63,7 @@ class Call:
     layout: Layout
     settings: Settings
     memory: Memory
-    modules: Sequence[Module]
+    reach: Reach
     device: torch.device | None
     warned: set[str]
     sizes: tuple[int, ...] = field(init=False)
@@ -70,8 +72,9 @@ class Call:
 
     def __post_init__(self) -> None:
         self.sizes = balanced(self.layout.rows, self.settings.ub_size)
+        self._weights = BatchWeights(self.settings.weights, self.layout.cut)
         self._learner = Learner(
-            self.bound, self.layout, self.settings, self.memory, self.modules, self.device
+            self.bound, self.layout, self.settings, self._weights, self.memory, self.reach, self.device
         )
 
     @property
@@ -86,7 +89,7 @@ class Call:
             InexactError: None does.
         """
         if self.is_cut:
-            self.settings.weights.check_adds_up(self.sizes, self.layout.cut)
+            self._weights.check_adds_up(self.sizes)
         for _ in range(_MOST_ATTEMPTS):
             self.notes.clear()
             try:
@@ -138,11 +141,11 @@ class Call:
 
     def transaction(self) -> Transaction:
         devices = [] if self.device is None else [self.device]
-        return Transaction(self.modules, devices, self.bound.name)
+        return Transaction(self.reach, devices, self.bound.name)
 
     def given(self, result: Returned, start: int, stop: int) -> list[Given | None]:
         """What the caller says of rows `start` to `stop`, for each loss."""
-        return self.settings.weights.given(result.names, start, stop, self.layout.cut)
+        return self._weights.given(result.names, start, stop)
 
     def given_for(self, piece: Piece, result: Returned) -> list[Given | None]:
         return self.given(result, piece.start, piece.start + piece.rows)
@@ -190,7 +193,7 @@ class Call:
         if norms:
             notes.append(
                 "BatchNorm in training mode takes its statistics over each micro-batch, not over the "
-                f"mini-batch ({len(norms)} layers: {_layer_names(self.modules, norms)}). "
+                f"mini-batch ({len(norms)} layers: {_layer_names(self.reach.modules, norms)}). "
                 "Use GroupNorm, or put these layers in eval mode"
             )
         for note in dict.fromkeys(notes):

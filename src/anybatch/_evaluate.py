@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from anybatch._call import Call
-from anybatch._run import Returned, answer, light_graph, returned
+from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import Piece, detach, feed, outside_inference
-from anybatch.exact import evidence, graph, scale, shares
+from anybatch.exact import evidence, graph, shares
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Given, Pattern, weighted
 from anybatch.exact.shares import Key, PieceWeights
@@ -88,7 +88,7 @@ def _run(call: Call, transaction: Transaction, piece: Piece, recorder: Recorder 
         if call.is_cut and call.settings.weights.reads_graph:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(eager())
             stack.enter_context(light_graph())
             arguments = outside_inference(arguments)
         if recorder is not None:
@@ -112,14 +112,7 @@ def _without_graph(call: Call, given: Sequence[Given | None]) -> Pattern:
 
 def _losses(call: Call, one: _Done, whole: dict[Key, float]) -> PieceLosses:
     pattern, factors = one.weights.pattern, shares.factors(one.weights, whole)
-    scaled = [
-        (term.root, pattern.law(term).law, factor)
-        for term, factor in zip(pattern.terms, factors, strict=True)
-    ]
-    commons = [
-        scale.common_factor([(law, factor) for of, law, factor in scaled if of == root], len(call.sizes))
-        for root in range(pattern.losses)
-    ]
+    commons = shares.commons(one.weights, factors, len(call.sizes))
     if one.parts is None and (pattern.uses_values or None in commons):
         call.record_values()
     return PieceLosses.of(one.losses, commons, one.weights, factors, one.parts)

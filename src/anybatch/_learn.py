@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import Module
 
 from anybatch._rehearse import Rehearser
 from anybatch._run import Bound
@@ -16,6 +15,8 @@ from anybatch.exact.graph import Graph
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Given, Memory, weighted
 from anybatch.exact.probe import Cut, Refuted, halve, probe, wide
+from anybatch.exact.weights import BatchWeights
+from anybatch.fit.reach import Reach
 
 _MOST_CUTS = 8
 _MOST_PROBES = 8
@@ -28,8 +29,9 @@ class Learner:
     bound: Bound
     layout: Layout
     settings: Settings
+    weights: BatchWeights
     memory: Memory
-    modules: Sequence[Module]
+    reach: Reach
     device: torch.device | None
 
     def learn(self, sizes: Sequence[int], index: int) -> None:
@@ -42,11 +44,11 @@ class Learner:
             return
         self.memory.probes += 1
         most_rows = max(sizes)
-        rehearser = Rehearser(self.bound, self.layout, self.device, self.modules, most_rows)
+        rehearser = Rehearser(self.bound, self.layout, self.device, self.reach, most_rows)
         cuts = _cuts(sizes, index, is_first=not self.memory.patterns)
 
         def weigh(start: int, stop: int) -> list[Given | None]:
-            return self.settings.weights.given(rehearser.names, start, stop, self.layout.cut)
+            return self.weights.given(rehearser.names, start, stop)
 
         try:
             found = probe(rehearser, cuts, weigh, self.memory.patterns)

@@ -1,42 +1,46 @@
 """Forward runs of the user's function that leave no trace: what the probe looks at."""
 
-from collections.abc import Iterator, Sequence
+import enum
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.nn import Module
 
-from anybatch._run import Bound, Returned, light_graph, returned
-from anybatch.batch import Layout, piece_of
+from anybatch._run import Bound, eager, light_graph, returned
+from anybatch.batch import Layout, outside_inference, piece_of
 from anybatch.exact.rehearsal import NoRoom, Rehearsal
 from anybatch.exact.values import Recorder
 from anybatch.fit.guard import is_out_of_memory
-from anybatch.fit.modules import batch_norms, watching
+from anybatch.fit.modules import batch_norms, is_noisy, watching
+from anybatch.fit.reach import Reach
 from anybatch.fit.transaction import Transaction
+
+
+class _Mode(enum.Enum):
+    """Which modules are run in eval mode, so that runs can be compared."""
+
+    AS_IS = "none"
+    NOISY = "BatchNorm, dropout and recurrent layers"
+    ALL = "all"
 
 
 class Rehearser:
     """Runs rows of a mini-batch forward and puts everything back.
 
     Runs that draw random numbers, or that leave running statistics behind, say nothing about each other.
-    Where the modules do either, they are run in eval mode.
+    Where a function does either, the modules that do it are run in eval mode; where that is not enough, all.
     """
 
     def __init__(
-        self,
-        bound: Bound,
-        layout: Layout,
-        device: torch.device | None,
-        modules: Sequence[Module],
-        most_rows: int,
+        self, bound: Bound, layout: Layout, device: torch.device | None, reach: Reach, most_rows: int
     ) -> None:
         self._bound = bound
         self._layout = layout
         self._device = device
-        self._modules = modules
+        self._reach = reach
         self._most_rows = most_rows
-        self._evaluates = False
-        self._has_tried = False
+        self._mode: _Mode | None = None
         self.names: tuple[str | None, ...] = ()
 
     def __call__(self, start: int, stop: int, *, keeps: bool) -> Rehearsal:
@@ -46,58 +50,49 @@ class Rehearser:
             NoRoom: Out of memory with more rows than a piece has.
         """
         try:
-            return self._rehearse(start, stop, keeps)
+            if self._mode is None:
+                self._mode = self._find_mode(start, stop)
+            return self._run(start, stop, keeps, self._mode)
         except Exception as error:
             if stop - start <= self._most_rows or not is_out_of_memory(error):
                 raise
         raise NoRoom
 
-    def _rehearse(self, start: int, stop: int, keeps: bool) -> Rehearsal:
-        if not self._has_tried:
-            self._has_tried = True
-            run = self._run(start, stop, keeps)
-            if run.not_comparable is None or not self._can_evaluate(start, stop):
-                return run
-            self._evaluates = True
-        return self._run(start, stop, keeps)
+    def _find_mode(self, start: int, stop: int) -> _Mode:
+        """The mode that changes least of those in which runs can be compared; none helps a noisy function."""
+        if self._run(start, stop, False, _Mode.AS_IS).not_comparable is None:
+            return _Mode.AS_IS
+        return next(
+            (mode for mode in (_Mode.NOISY, _Mode.ALL) if self._helps(start, stop, mode)), _Mode.AS_IS
+        )
 
-    def _can_evaluate(self, start: int, stop: int) -> bool:
-        """Does the function return a loss in eval mode too? Some models then return predictions."""
-        self._evaluates = True
+    def _helps(self, start: int, stop: int, mode: _Mode) -> bool:
         try:
-            self._run(start, stop, keeps=False)
-        except Exception:  # whatever fails in eval mode only is no failure of the call
+            return self._run(start, stop, False, mode).not_comparable is None
+        except Exception:  # what fails in this mode only (some models return no loss then) is no failure
             return False
-        finally:
-            self._evaluates = False
-        return True
 
-    def _run(self, start: int, stop: int, keeps: bool) -> Rehearsal:
+    def _run(self, start: int, stop: int, keeps: bool, mode: _Mode) -> Rehearsal:
         piece = piece_of(self._layout, start, stop - start, self._device)
-        transaction = Transaction(self._modules, _devices(self._device), self._bound.name)
+        devices = [] if self._device is None else [self._device]
+        transaction = Transaction(self._reach, devices, self._bound.name)
         recorder = Recorder()
         with ExitStack() as stack:
             stack.enter_context(_undone(transaction))
-            if self._evaluates:
-                stack.enter_context(_in_eval_mode(transaction))
+            stack.enter_context(_in_eval_mode(transaction, mode))
+            stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(eager())
             if not keeps:
                 stack.enter_context(light_graph())
             stack.enter_context(recorder)
-            result = self._returned(self._bound.run(piece.arguments))
+            value = self._bound.run(outside_inference(piece.arguments))
             transaction.gradients.check_untouched(self._bound.name)
+            result = returned(value, self._bound.name, needs_graph=True)
             not_comparable = _why_not_comparable(transaction)
         inputs = frozenset(id(leaf.leaf) for leaf in piece.inputs)
         self.names = result.names
         return Rehearsal(result.losses, recorder.values, inputs, not_comparable)
-
-    def _returned(self, value: object) -> Returned:
-        return returned(value, self._bound.name, needs_graph=True)
-
-
-def _devices(device: torch.device | None) -> list[torch.device]:
-    return [] if device is None else [device]
 
 
 @contextmanager
@@ -109,13 +104,14 @@ def _undone(transaction: Transaction) -> Iterator[None]:
 
 
 @contextmanager
-def _in_eval_mode(transaction: Transaction) -> Iterator[None]:
+def _in_eval_mode(transaction: Transaction, mode: _Mode) -> Iterator[None]:
     def evaluate(module: Module) -> None:
         transaction.enter(module)
-        module.training = False
+        if mode is _Mode.ALL or (mode is _Mode.NOISY and is_noisy(module)):
+            module.training = False
 
     for module in transaction.snapshot.modules:
-        module.training = False
+        evaluate(module)
     with watching(evaluate):
         yield
 

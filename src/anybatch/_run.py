@@ -1,7 +1,9 @@
 """One run of the user's function on one piece: the arguments it gets, and what it returned."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -144,13 +146,23 @@ class Dropped:
 def drop_large(tensor: Tensor) -> Tensor | Dropped:
     """For a forward whose graph is read and never run: keeps constants and small results."""
     is_result = tensor.requires_grad and not tensor.is_leaf
-    return Dropped() if is_result and tensor.numel() > 4096 else tensor
+    # Detached: a node that saved its own result would hold itself, which no garbage collector sees.
+    return Dropped() if is_result and tensor.numel() > 4096 else tensor.detach()
 
 
 def unpack(packed: Tensor | Dropped) -> Tensor:
     if isinstance(packed, Dropped):
         raise RuntimeError("this result was not kept")
     return packed
+
+
+def eager() -> AbstractContextManager[None]:
+    """A context in which compiled functions run as they are written, so that their graphs can be read.
+
+    torch.compile takes seconds to import; what was never imported has compiled nothing.
+    """
+    is_loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
 
 
 def light_graph() -> torch.autograd.graph.saved_tensors_hooks:

@@ -62,7 +62,8 @@ def settings(
 
 
 def _names(batch_names: Any) -> tuple[str, ...]:
-    if isinstance(batch_names, str) or not all(isinstance(name, str) for name in batch_names):
+    is_list = isinstance(batch_names, (list, tuple))
+    if not is_list or not all(isinstance(name, str) for name in batch_names):
         raise BatchError(
             f'`apply`: `batch_names` is a list of argument names, as in ["x", "label"]. Got {batch_names!r}.'
         )

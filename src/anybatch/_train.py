@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from anybatch._call import Call
-from anybatch._run import Returned, answer, light_graph, returned
+from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import InputGradient, Piece, detach, feed, input_gradients
 from anybatch.exact import evidence, graph, scale, shares
 from anybatch.exact.scale import Plan
@@ -41,19 +41,20 @@ def train(call: Call) -> Any:
 def _attempt(call: Call) -> Any:
     transaction = call.transaction()
     with transaction.open():
-        counted = _count(call, transaction) if _counts_first(call) else None
+        counted = _count(call, transaction) if _counts_first(call) else []
         done: list[_Done] = []
         for piece in feed(call.layout, call.sizes, call.device):
             done.append(_piece(call, transaction, piece, counted))
             del piece
         if call.is_cut:
             call.check_proof([one.losses.weights for one in done if one.losses.weights is not None])
-        ratio = _correction(call, done) if call.is_cut and counted is None else 1.0
-        _give_input_gradients(transaction, done)
+        ratio = _correction(call, done) if call.is_cut and not counted else 1.0
+        transaction.gradients.rescale(ratio)
+        _give_input_gradients(transaction, done, ratio)
         losses = total([one.losses for one in done], call.layout.rows, ratio)
         result = answer([one.result for one in done], losses, call.sizes, call.layout.device)
         call.warn(transaction)
-        transaction.gradients.commit(ratio)
+        transaction.gradients.commit()
         return result
 
 
@@ -62,15 +63,15 @@ def _counts_first(call: Call) -> bool:
     return call.is_cut and (memory.needs_counting or any(map(shares.needs_counting, memory.patterns)))
 
 
-def _count(call: Call, transaction: Transaction) -> dict[Key, float]:
-    """Runs all pieces forward, keeping no large results, for what their terms divide by together."""
+def _count(call: Call, transaction: Transaction) -> list[PieceWeights]:
+    """Runs all pieces forward, keeping no large results, for what their terms divide by."""
     counted: list[PieceWeights] = []
     for piece in feed(call.layout, call.sizes, call.device):
-        with light_graph(), torch.compiler.set_stance("force_eager"):
+        with light_graph(), eager():
             counted.append(_weigh(call, piece, _run(call, transaction, piece)))
         del piece
     transaction.snapshot.restore()
-    return shares.totals(counted)
+    return counted
 
 
 def _weigh(call: Call, piece: Piece, result: Returned) -> PieceWeights:
@@ -84,11 +85,11 @@ def _run(call: Call, transaction: Transaction, piece: Piece) -> Returned:
     return returned(value, call.bound.name, needs_graph=True)
 
 
-def _piece(call: Call, transaction: Transaction, piece: Piece, counted: dict[Key, float] | None) -> _Done:
+def _piece(call: Call, transaction: Transaction, piece: Piece, counted: Sequence[PieceWeights]) -> _Done:
     recorder = Recorder() if call.memory.needs_values else None
     with recorder or nullcontext():
         result = _run(call, transaction, piece)
-    if not piece.index:
+    if not piece.index or call.memory.has_bare_leaves:
         _look_at_graph(call, transaction, piece, result)
     if call.is_cut:
         plans, losses = _scale(call, piece, result, counted, recorder)
@@ -104,25 +105,28 @@ def _piece(call: Call, transaction: Transaction, piece: Piece, counted: dict[Key
 
 
 def _look_at_graph(call: Call, transaction: Transaction, piece: Piece, result: Returned) -> None:
-    """Reads the whole graph of the first piece: leaves outside of modules, and whether it is known."""
+    """Reads the whole graph: leaves outside of modules, and whether the first piece's is known.
+
+    Where there are such leaves, every piece may bring others.
+    """
     seen = graph.read(result.losses)
     own = {id(leaf.leaf) for leaf in piece.inputs}
-    transaction.gradients.watch(("a tensor", leaf) for leaf in seen.leaves() if id(leaf) not in own)
-    if call.is_cut:
+    leaves = [leaf for leaf in seen.leaves() if id(leaf) not in own]
+    if transaction.gradients.watch(("a tensor", leaf) for leaf in leaves):
+        call.memory.has_bare_leaves = True
+    if call.is_cut and not piece.index:
         call.check_graph(seen)
 
 
 def _scale(
-    call: Call,
-    piece: Piece,
-    result: Returned,
-    counted: dict[Key, float] | None,
-    recorder: Recorder | None,
+    call: Call, piece: Piece, result: Returned, counted: Sequence[PieceWeights], recorder: Recorder | None
 ) -> tuple[list[Plan], PieceLosses]:
     """How to run backward through the losses of a piece, and what to keep of them."""
+    if graph.is_compiled(result.losses):
+        return _scale_compiled(call, piece, result, counted)
     pattern, readings = call.match(piece, result)
     weights = shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
-    whole = counted if counted is not None else _expected(call, weights, result)
+    whole = shares.totals(counted) if counted else _expected(call, weights, result)
     if any(term.key not in whole for term in pattern.terms):
         call.count_first()
     factors = shares.factors(weights, whole)
@@ -130,13 +134,34 @@ def _scale(
         plans = evidence.plans(pattern, readings, factors, len(call.sizes))
     except scale.CannotScale as reason:
         call.refuse(str(reason), pattern.losses)
-    if recorder is None and (pattern.uses_values or any(plan.common is None for plan in plans)):
+    commons = [plan.common for plan in plans]
+    if recorder is None and (pattern.uses_values or None in commons):
         call.record_values()
     parts = None
     if recorder is not None:
         parts = evidence.parts(result.losses, recorder.values, pattern.terms, readings)
-    commons = [plan.common for plan in plans]
     return plans, PieceLosses.of(result.losses, commons, weights, factors, parts)
+
+
+def _scale_compiled(
+    call: Call, piece: Piece, result: Returned, counted: Sequence[PieceWeights]
+) -> tuple[list[Plan], PieceLosses]:
+    """The same for losses whose graph a compiler has closed: what they divide by was counted uncompiled.
+
+    They can be scaled as wholes only.
+    """
+    if not counted:
+        call.count_first()
+    weights = counted[piece.index]
+    factors = shares.factors(weights, shares.totals(counted))
+    commons = shares.commons(weights, factors, len(call.sizes))
+    if weights.pattern.uses_values or None in commons:
+        call.refuse(
+            "a compiled loss has terms with different denominators; return them as a dict of losses",
+            weights.pattern.losses,
+        )
+    plans = [Plan(common, (), common) for common in commons if common is not None]
+    return plans, PieceLosses.of(result.losses, commons, weights, factors, None)
 
 
 def _expected(call: Call, weights: PieceWeights, result: Returned) -> dict[Key, float]:
@@ -160,11 +185,11 @@ def _correction(call: Call, done: Sequence[_Done]) -> float:
     return ratio
 
 
-def _give_input_gradients(transaction: Transaction, done: Sequence[_Done]) -> None:
+def _give_input_gradients(transaction: Transaction, done: Sequence[_Done], ratio: float) -> None:
     """Sends the gradients of entries that require grad up the graph that they came from, once."""
     found = input_gradients(gradient for one in done for gradient in one.inputs)
     if found:
         sources, gradients = zip(*found, strict=True)
         transaction.gradients.watch(("a batch entry", leaf) for leaf in graph.read(sources).leaves())
         transaction.gradients.make_fresh()
-        torch.autograd.backward(sources, gradients)
+        torch.autograd.backward(sources, [gradient * ratio for gradient in gradients])

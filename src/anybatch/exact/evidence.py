@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import Node
 
-from anybatch.exact import law
+from anybatch.exact import hooks, law
 from anybatch.exact.graph import Graph, lowest_precision, node_of
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Pattern
@@ -195,11 +195,16 @@ def gradients(
     if planned is not None:
         install(planned)
         starts = seeds(losses, planned)
-    found = torch.autograd.grad(losses, leaves, starts, allow_unused=True)
+    with hooks.aside(leaves):
+        found = torch.autograd.grad(losses, leaves, starts, allow_unused=True)
     return [
-        torch.zeros_like(leaf) if gradient is None else gradient.detach()
+        torch.zeros_like(leaf) if gradient is None else _dense(gradient)
         for leaf, gradient in zip(leaves, found, strict=True)
     ]
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.detach() if gradient.layout == torch.strided else gradient.detach().to_dense()
 
 
 def compare_gradients(

@@ -118,6 +118,11 @@ def is_custom(node: Node) -> bool:
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
+def is_compiled(tensors: Iterable[torch.Tensor]) -> bool:
+    """Is any of the tensors what a compiled region gave?"""
+    return any(node_of(tensor).name().startswith("CompiledFunction") for tensor in tensors)
+
+
 def has_reentrant_checkpoint(graph: Graph) -> bool:
     """Does it hold a checkpoint that can only be run backward as a whole?"""
     return "CheckpointFunctionBackward" in graph.names

@@ -4,14 +4,17 @@ Nothing is proved here. Where rows are is guessed from dims that are multiples o
 constant that divides a sum is taken for a count.
 """
 
+import math
 from collections.abc import Sequence
+
+from torch.autograd.graph import Node
 
 from anybatch.exact import nodes, terms
 from anybatch.exact.graph import Graph, shapes
 from anybatch.exact.labels import Label, Labelled
 from anybatch.exact.law import Law, TermLaw
 from anybatch.exact.pattern import Given, Pattern
-from anybatch.exact.terms import Kind, Term
+from anybatch.exact.terms import Kind, Reading, Term
 
 
 def guess(graph: Graph, rows: int, given: Sequence[Given | None]) -> Pattern:
@@ -29,7 +32,7 @@ def guess(graph: Graph, rows: int, given: Sequence[Given | None]) -> Pattern:
     known += [
         terms.unlabelled(index) for index, one in enumerate(given) if one is not None or index in refused
     ]
-    laws = {term.key: _law(term, given[term.root]) for term in known}
+    laws = {term.key: _law(term, graph.nodes[graph.roots[term.root]], given[term.root]) for term in known}
     return Pattern(tuple(known), laws, (None,) * len(given))
 
 
@@ -45,7 +48,7 @@ def _labels(graph: Graph, rows: int) -> list[Label]:
     return labels
 
 
-def _law(term: Term, given: Given | None) -> TermLaw:
+def _law(term: Term, root: Node, given: Given | None) -> TermLaw:
     if given is not None:
         return TermLaw(given.law)
     if term.kind is Kind.PARAMETERS:
@@ -53,4 +56,12 @@ def _law(term: Term, given: Given | None) -> TermLaw:
     if term.kind is Kind.OPAQUE:
         return TermLaw(Law.ROWS)
     is_divided = any(step.name in nodes.RATIOS for step in term.path)
-    return TermLaw(Law.SUM if nodes.is_sum(term.end) and not is_divided else Law.MEAN)
+    if nodes.is_sum(term.end) and not (is_divided and _may_be_a_count(terms.follow(term, root))):
+        return TermLaw(Law.SUM)
+    return TermLaw(Law.MEAN)
+
+
+def _may_be_a_count(reading: Reading) -> bool:
+    """Does a sum divide by no more than the elements that it has?"""
+    sizes = getattr(reading.end, "_saved_self_sym_sizes", None)
+    return sizes is None or reading.denominator <= math.prod(sizes)

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from anybatch.exact.graph import Graph, is_custom, shapes
 
 # What these give depends on values, so two runs may agree in shape by accident although rows are there.
-_SELECTIONS = {"IndexBackward0", "MaskedSelectBackward0", "GatherBackward0"}
+_SELECTIONS = {
+    *("IndexBackward0", "MaskedSelectBackward0", "GatherBackward0", "IndexSelectBackward0"),
+    *("TakeBackward0", "RepeatInterleaveBackward0", "TakeAlongDimBackward0"),
+}
 
 _REDUCTIONS = {"SumBackward0", "MeanBackward0", "SumBackward1", "MeanBackward1"}
 

@@ -11,7 +11,8 @@ from anybatch.exact import nodes
 
 # Between the sum and its mask these change neither which elements are zero nor their order.
 _SAME_ELEMENTS = {"NegBackward0", "ToCopyBackward0", "CloneBackward0", "AliasBackward0"}
-_SAME_ROWS = nodes.LINEAR - _SAME_ELEMENTS - {"AddBackward0", "SubBackward0"}
+_JOINING = {"AddBackward0", "SubBackward0", "StackBackward0", "CatBackward0"}
+_SAME_ROWS = nodes.LINEAR - _SAME_ELEMENTS - _JOINING
 
 
 def is_masked_out(collapse: Node) -> bool:
@@ -19,7 +20,7 @@ def is_masked_out(collapse: Node) -> bool:
     name = collapse.name()
     if nodes.counts_nothing(collapse, name):
         return True
-    if name in ("AddBackward0", "SubBackward0"):
+    if name in _JOINING:
         return _is_zero(collapse, None)
     return name.startswith(("Sum", "Mean")) and _is_zero(_only_child(collapse), None)
 
@@ -31,7 +32,9 @@ def _is_zero(node: Node | None, support: torch.Tensor | None) -> bool:
     name = node.name()
     if nodes.counts_nothing(node, name) or 0 in (node._input_metadata[0].shape or (1,)):
         return True
-    if name in ("AddBackward0", "SubBackward0"):
+    if name in ("StackBackward0", "CatBackward0"):
+        return all(child is None or _is_zero(child, None) for child, _ in node.next_functions)
+    if name in _JOINING:
         return all(child is None or _is_zero(child, support) for child, _ in node.next_functions)
     if name in _SAME_ELEMENTS:
         return _is_zero(_only_child(node), support)

@@ -77,6 +77,7 @@ class Memory:
         structures: The graphs of first pieces that are known to carry a proved pattern.
         needs_counting: Did a call need the denominators of all pieces before its first backward?
         needs_values: Did it need the values of terms?
+        has_bare_leaves: Are there leaves that belong to no module?
         probes: How often the function was probed.
     """
 
@@ -84,6 +85,7 @@ class Memory:
     structures: set[int] = field(default_factory=set)
     needs_counting: bool = False
     needs_values: bool = False
+    has_bare_leaves: bool = False
     probes: int = 0
 
     @property

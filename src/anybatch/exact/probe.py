@@ -160,21 +160,31 @@ class _Whole:
     allowed: evidence.Tolerance
     not_comparable: str | None
     is_labelled: bool
+    own_terms: tuple[Term, ...]
+    own_seen: Seen
 
 
 def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
     whole = _run_whole(rehearse, cut, weigh)
     if whole.refusals:
         return _Result(_by_rows(whole), whole.refusals)
+    found_terms = whole.terms
     keeps = not cut.is_wide
     runs = [rehearse(cut.start, cut.middle, keeps=keeps), rehearse(cut.middle, cut.stop, keeps=keeps)]
     try:
         halves = [evidence.see(run, whole.terms) for run in runs]
     except terms.OtherGraph as difference:
-        cause = f"rows {cut.start} to {cut.stop} and their halves have losses of different form: {difference}"
-        return _Result(_by_rows(whole), (cause,), is_clear=False)
+        other = _in_another_form(whole, runs)
+        if other is None:
+            cause = f"rows {cut.start} to {cut.stop} and their halves have different losses: {difference}"
+            return _Result(_by_rows(whole), (cause,), is_clear=False)
+        whole, halves = other
     known, causes = _learn(whole, halves, cut)
+    if causes and whole.terms != found_terms:
+        return _Result(known, causes, is_clear=False)
     is_clear = whole.seen.is_finite and all(_counts(whole.terms, seen) for seen in (whole.seen, *halves))
+    # Rows of other forms beside each other are for the narrower cuts to tell apart.
+    is_clear = is_clear and (whole.is_labelled or not cut.is_wide)
     if causes:
         return _Result(known, causes, is_clear)
     if whole.not_comparable:
@@ -184,6 +194,20 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
         return _Result(replace(known, is_proved=False), (), is_clear)
     given = [weigh(cut.start, cut.middle), weigh(cut.middle, cut.stop)]
     return _try(known, whole, halves, runs, given, cut, is_clear)
+
+
+def _in_another_form(whole: _Whole, runs: Sequence[Rehearsal]) -> tuple[_Whole, list[Seen]] | None:
+    """Halves that are computed in another way than the piece (one row often is), each read in its own way."""
+    forms = [_unlabelled(run) for run in runs]
+    readable = [*forms[0], *whole.own_terms]
+    if forms[0] != forms[1] or any(term.kind is not Kind.ROWS for term in readable) or any(whole.given):
+        return None
+    halves = [evidence.see(run, forms[0]) for run in runs]
+    return replace(whole, terms=forms[0], seen=whole.own_seen, is_labelled=False), halves
+
+
+def _unlabelled(run: Rehearsal) -> tuple[Term, ...]:
+    return tuple(terms.unlabelled(index, graph.node_of(loss)) for index, loss in enumerate(run.losses))
 
 
 def _counts(known: Sequence[Term], seen: Seen) -> bool:
@@ -207,7 +231,10 @@ def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Whole:
         # Leaves that the function makes itself are others in each run.
         lasting = {id(leaf) for leaf in small_graph.leaves()} - large.inputs
         leaves = graph.nearest_leaves(large_graph, _LEAVES, lambda leaf: id(leaf) in lasting)
+    own_terms = _unlabelled(large)
     return _Whole(
+        own_terms=own_terms,
+        own_seen=evidence.see(large, own_terms),
         terms=tuple(found.terms),
         refusals=tuple(found.refusals),
         given=given,

@@ -12,6 +12,7 @@ import torch
 from torch.autograd.graph import Node
 
 from anybatch.exact.law import Law
+from anybatch.exact.shares import common_factor
 from anybatch.exact.terms import Reading, Term
 
 
@@ -66,14 +67,6 @@ def plan(items: Sequence[Scaled], pieces: int) -> Plan:
     elif common:
         seed = common
     return Plan(seed, tuple(_hooks(rows, seed)), common)
-
-
-def common_factor(items: Sequence[tuple[Law, float]], pieces: int) -> float | None:
-    """The one factor of all terms of a loss in a piece; None where they differ."""
-    factors = {factor for law, factor in items if law is not Law.ONCE}
-    if not factors:
-        return 1 / pieces
-    return factors.pop() if len(factors) == 1 else None
 
 
 def _hooks(items: Sequence[Scaled], seed: float) -> list[tuple[Node, float]]:

@@ -156,3 +156,20 @@ def _amount(law: Law, piece: PieceWeights, root: int) -> float:
 
 def _given_weight(given: Given | None) -> float:
     return given.weight if given else 0.0
+
+
+def common_factor(items: Sequence[tuple[Law, float]], pieces: int) -> float | None:
+    """The one factor of all terms of a loss in a piece; None where they differ."""
+    factors = {factor for law, factor in items if law is not Law.ONCE}
+    if not factors:
+        return 1 / pieces
+    return factors.pop() if len(factors) == 1 else None
+
+
+def commons(piece: PieceWeights, scaled: Sequence[float], pieces: int) -> list[float | None]:
+    """For each loss of a piece the one factor of all its terms; None where they differ."""
+    laws = [(term.root, piece.pattern.law(term).law) for term in piece.pattern.terms]
+    by_root: list[list[tuple[Law, float]]] = [[] for _ in range(piece.pattern.losses)]
+    for (root, law), factor in zip(laws, scaled, strict=True):
+        by_root[root].append((law, factor))
+    return [common_factor(items, pieces) for items in by_root]

@@ -247,8 +247,6 @@ def follow(term: Term, root: Node) -> Reading:
                 ratio *= number
             elif number:
                 ratio /= number
-            else:
-                is_masked = True
     own = nodes.denominator(trail[-1], term.end) if term.kind is Kind.ROWS else 1.0
     vectors = tuple(value for value, _ in constants if value.numel() != 1)
     if term.kind is Kind.PARAMETERS:

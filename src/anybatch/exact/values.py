@@ -24,6 +24,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         self.values: dict[Node, torch.Tensor] = {}
         self._pending: list[torch.Tensor] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Recorded runs are not compiled; the default imports torch._dynamo, which takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._file_pending()
         result = func(*args, **(kwargs or {}))

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ _LAWS = {"rows": Law.ROWS, "sum": Law.SUM}
 
 
 class Weights:
-    """The rules of `weight=`, checked once, and asked for rows of a mini-batch."""
+    """The rules of `weight=`, checked once."""
 
     def __init__(self, weight: Weight, batch_names: Sequence[str]) -> None:
         """Checks the rules.
@@ -32,41 +33,25 @@ class Weights:
         for rule in self._by_name.values() if self._by_name is not None else (weight,):
             _check(rule, batch_names)
 
-    def given(self, names: Sequence[str | None], start: int, stop: int, cut: Slices) -> list[Given | None]:
-        """What the rules say of rows `start` to `stop`, for each loss.
-
-        Args:
-            names: The losses' names; None for a function that returns one loss.
-            start: The first row.
-            stop: The row after the last.
-            cut: Gives the named arguments of these rows, on the host.
-
-        Raises:
-            WeightError: The names are not those of the mapping, or a function returns no weight.
-        """
-        self._check_names(names)
-        return [_given(self._rule(name), start, stop, cut) for name in names]
-
     @property
     def reads_graph(self) -> bool:
         """Is any loss to be read from its graph?"""
-        return "auto" in self._rules()
+        return "auto" in self.rules
 
-    def _rules(self) -> list[Rule]:
+    @property
+    def rules(self) -> list[Rule]:
         return list(self._by_name.values()) if self._by_name is not None else [self._for_all]
 
-    def check_adds_up(self, sizes: Sequence[int], cut: Slices) -> None:
-        """Evaluates the callables on every piece and on the whole, before anything runs.
+    def rules_for(self, names: Sequence[str | None]) -> list[Rule]:
+        """One rule per loss.
 
         Raises:
-            WeightError: One returns no weight, or weights that don't add up over rows.
+            WeightError: The names are not those of the mapping.
         """
-        for rule in self._rules():
-            if callable(rule):
-                _check_adds_up(rule, sizes, cut)
-
-    def _rule(self, name: str | None) -> Rule:
-        return self._for_all if self._by_name is None or name is None else self._by_name[name]
+        self._check_names(names)
+        if self._by_name is None:
+            return [self._for_all] * len(names)
+        return [self._by_name[name] for name in names if name is not None]
 
     def _check_names(self, names: Sequence[str | None]) -> None:
         if self._by_name is not None and set(self._by_name) != set(names):
@@ -75,6 +60,65 @@ class Weights:
                 f"`weight`: a mapping has one entry for each loss that the function returns. "
                 f"Got entries {sorted(self._by_name)}, and the function returned {returned}."
             )
+
+
+class BatchWeights:
+    """The rules asked for rows of one mini-batch; what they said is kept."""
+
+    def __init__(self, weights: Weights, cut: Slices) -> None:
+        """Binds the rules to a mini-batch.
+
+        Args:
+            weights: The rules.
+            cut: Gives the named arguments of rows `start` to `stop`, on the host.
+        """
+        self._weights = weights
+        self._cut = cut
+        self._said: dict[tuple[int, int, int], float] = {}
+
+    def given(self, names: Sequence[str | None], start: int, stop: int) -> list[Given | None]:
+        """What the rules say of rows `start` to `stop`, for each loss.
+
+        Args:
+            names: The losses' names; None for a function that returns one loss.
+            start: The first row.
+            stop: The row after the last.
+
+        Raises:
+            WeightError: The names are not those of the mapping, or a function returns no weight.
+        """
+        return [self._given(rule, start, stop) for rule in self._weights.rules_for(names)]
+
+    def check_adds_up(self, sizes: Sequence[int]) -> None:
+        """Evaluates the callables on every piece and on the whole, before anything runs.
+
+        Raises:
+            WeightError: One returns no weight, or weights that don't add up over rows.
+        """
+        for rule in self._weights.rules:
+            if callable(rule):
+                self._check_adds_up(rule, sizes)
+
+    def _check_adds_up(self, rule: Callable[..., Any], sizes: Sequence[int]) -> None:
+        stops = list(accumulate(sizes))
+        total = sum(self._ask(rule, stop - rows, stop) for rows, stop in zip(sizes, stops, strict=True))
+        whole = self._ask(rule, 0, stops[-1])
+        if not math.isclose(total, whole, rel_tol=1e-6, abs_tol=1e-12):
+            raise WeightError(
+                f"`weight`: weights add up over rows, as counts do. Got {whole:g} for the whole mini-batch "
+                f"and {total:g} for its {len(sizes)} pieces together. Return a count or a sum, not a mean."
+            )
+
+    def _given(self, rule: Rule, start: int, stop: int) -> Given | None:
+        if isinstance(rule, str):
+            return None if rule == "auto" else Given(_LAWS[rule])
+        return Given(Law.GIVEN, self._ask(rule, start, stop))
+
+    def _ask(self, rule: Callable[..., Any], start: int, stop: int) -> float:
+        key = (id(rule), start, stop)
+        if key not in self._said:
+            self._said[key] = _evaluate(rule, self._cut(start, stop))
+        return self._said[key]
 
 
 def _check(rule: Any, batch_names: Sequence[str]) -> None:
@@ -99,12 +143,6 @@ def _wanted(rule: Callable[..., Any], batch_names: Sequence[str]) -> list[str]:
     return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
 
-def _given(rule: Rule, start: int, stop: int, cut: Slices) -> Given | None:
-    if isinstance(rule, str):
-        return None if rule == "auto" else Given(_LAWS[rule])
-    return Given(Law.GIVEN, _evaluate(rule, cut(start, stop)))
-
-
 def _evaluate(rule: Callable[..., Any], arguments: dict[str, Any]) -> float:
     wanted = _wanted(rule, list(arguments))
     value = rule(**{name: arguments[name] for name in wanted})
@@ -114,16 +152,3 @@ def _evaluate(rule: Callable[..., Any], arguments: dict[str, Any]) -> float:
     if not math.isfinite(float(number)) or float(number) < 0:
         raise WeightError(f"`weight`: a weight is finite and not negative. Got {float(number)}.")
     return float(number)
-
-
-def _check_adds_up(rule: Callable[..., Any], sizes: Sequence[int], cut: Slices) -> None:
-    start, total = 0, 0.0
-    for rows in sizes:
-        total += _evaluate(rule, cut(start, start + rows))
-        start += rows
-    whole = _evaluate(rule, cut(0, start))
-    if not math.isclose(total, whole, rel_tol=1e-6, abs_tol=1e-12):
-        raise WeightError(
-            f"`weight`: weights add up over rows, as counts do. Got {whole:g} for the whole mini-batch and "
-            f"{total:g} for its {len(sizes)} pieces together. Return a count or a sum, not a mean."
-        )

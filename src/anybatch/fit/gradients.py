@@ -5,23 +5,27 @@ pieces accumulate is rescaled, shown to the leaf's hooks once, and added at the 
 as it was. Where gradients were None nothing is kept.
 """
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from anybatch.errors import LossError
+from anybatch.exact import hooks
 
 Hook = Callable[[Tensor], Tensor | None]
 
 
 @dataclass(eq=False)
 class _Leaf:
-    """A leaf, what it had before the call, and how its gradient looked when the call last touched it."""
+    """A leaf, what it had before the call, and how its gradient looked when the call last touched it.
 
-    tensor: Tensor
+    The leaf is held weakly: one that the function makes for itself dies with its piece (Rule 4).
+    """
+
+    reference: weakref.ref[Tensor]
     name: str
     before: Tensor | None
     hooks: dict[int, Hook]
@@ -31,15 +35,21 @@ class _Leaf:
     seen_version: int = -1
 
     def put(self, gradient: Tensor | None) -> None:
-        self.tensor.grad = gradient
+        tensor = self.reference()
+        if tensor is not None:
+            tensor.grad = gradient
         self.look()
 
     def look(self) -> None:
-        self.seen = self.tensor.grad
+        self.seen = self.gradient()
         self.seen_version = -1 if self.seen is None else self.seen._version
 
+    def gradient(self) -> Tensor | None:
+        tensor = self.reference()
+        return None if tensor is None else tensor.grad
+
     def was_touched(self) -> bool:
-        grad = self.tensor.grad
+        grad = self.gradient()
         return grad is not self.seen or (grad is not None and grad._version != self.seen_version)
 
 
@@ -49,19 +59,27 @@ class Gradients:
     def __init__(self) -> None:
         self._leaves: dict[int, _Leaf] = {}
 
-    def watch(self, leaves: Iterable[tuple[str, Tensor]]) -> None:
-        """Sets the gradients and hooks of some named leaves aside; to be called before they get gradients."""
+    def watch(self, leaves: Iterable[tuple[str, Tensor]]) -> bool:
+        """Sets the gradients and hooks of some named leaves aside; to be called before they get gradients.
+
+        Returns:
+            Was there a leaf that was not known?
+        """
+        count = len(self._leaves)
         for name, tensor in leaves:
-            if id(tensor) not in self._leaves and tensor.requires_grad and tensor.is_leaf:
+            known = self._leaves.get(id(tensor))
+            is_known = known is not None and known.reference() is tensor
+            if not is_known and tensor.requires_grad and tensor.is_leaf:
                 leaf = _Leaf(
-                    tensor,
+                    weakref.ref(tensor),
                     name,
                     tensor.grad,
-                    _taken(tensor._backward_hooks),
-                    _taken(tensor._post_accumulate_grad_hooks),
+                    hooks.take(tensor._backward_hooks),
+                    hooks.take(tensor._post_accumulate_grad_hooks),
                 )
                 leaf.put(None if leaf.before is None else _placeholder(leaf.before))
                 self._leaves[id(tensor)] = leaf
+        return len(self._leaves) > count
 
     def check_untouched(self, function: str) -> None:
         """Raises if the user's function changed a gradient: it ran backward, or zeroed them, itself.
@@ -70,7 +88,7 @@ class Gradients:
             LossError: Names the leaf.
         """
         for leaf in self._leaves.values():
-            if leaf.was_touched():
+            if leaf.reference() is not None and leaf.was_touched():
                 raise LossError(_touched(function, leaf.name))
 
     def make_fresh(self) -> None:
@@ -85,36 +103,49 @@ class Gradients:
         for leaf in self._leaves.values():
             leaf.look()
 
-    def commit(self, ratio: float) -> None:
-        """Scales what was accumulated, runs each leaf's hooks once, and adds it to what was there before.
+    def rescale(self, ratio: float) -> None:
+        """Multiplies what was accumulated."""
+        if ratio != 1.0:
+            with torch.no_grad():
+                for leaf in self._leaves.values():
+                    gradient = leaf.gradient()
+                    if gradient is not None:
+                        gradient.mul_(ratio)
 
-        Hooks run before anything is added in place, so that one that raises leaves all gradients as they
-        were.
+    def commit(self) -> None:
+        """Runs each leaf's hooks once, and adds what was accumulated to what was there before.
+
+        A hook that raises leaves all gradients as they were: the hooks run before anything is added in
+        place, and post-accumulate hooks see sums that are no one else's.
         """
         with torch.no_grad():
-            found = {leaf: _finished(leaf, ratio) for leaf in self._leaves.values()}
+            alive = [
+                (tensor, leaf) for leaf in self._leaves.values() if (tensor := leaf.reference()) is not None
+            ]
+            found = [(tensor, leaf, _hooked(leaf)) for tensor, leaf in alive]
             self._give_hooks_back()
-            for leaf, gradient in found.items():
-                leaf.tensor.grad = leaf.before
-                if gradient is not None and leaf.after_hooks:
-                    leaf.tensor.grad = gradient if leaf.before is None else leaf.before + gradient
-            for leaf, gradient in found.items():
-                for hook in leaf.after_hooks.values() if gradient is not None else ():
-                    hook(leaf.tensor)
-            for leaf, gradient in found.items():
-                if gradient is not None and not leaf.after_hooks:
-                    leaf.tensor.grad = gradient if leaf.before is None else _added(leaf.before, gradient)
+            given = [one for one in found if one[2] is not None]
+            has_after_hooks = any(leaf.after_hooks for _, leaf, _ in given)
+            for tensor, leaf, gradient in found:
+                tensor.grad = (
+                    leaf.before if gradient is None else _sum(leaf.before, gradient, not has_after_hooks)
+                )
+            for tensor, leaf, _ in given:
+                for hook in leaf.after_hooks.values():
+                    hook(tensor)
 
     def roll_back(self) -> None:
         """Drops what was accumulated."""
         self._give_hooks_back()
         for leaf in self._leaves.values():
-            leaf.tensor.grad = leaf.before
+            leaf.put(leaf.before)
 
     def _give_hooks_back(self) -> None:
         for leaf in self._leaves.values():
-            _give_back(leaf.tensor._backward_hooks, leaf.hooks)
-            _give_back(leaf.tensor._post_accumulate_grad_hooks, leaf.after_hooks)
+            tensor = leaf.reference()
+            if tensor is not None:
+                hooks.give_back(tensor._backward_hooks, leaf.hooks)
+                hooks.give_back(tensor._post_accumulate_grad_hooks, leaf.after_hooks)
 
 
 def _placeholder(gradient: Tensor) -> Tensor:
@@ -141,34 +172,20 @@ def _touched(function: str, leaf: str) -> str:
     )
 
 
-def _taken(hooks: Any) -> dict[int, Any]:
-    """Empties the dictionary that autograd calls hooks from, and returns what was in it."""
-    taken = dict(hooks or {})
-    if hooks:
-        hooks.clear()
-    return taken
-
-
-def _give_back(hooks: Any, taken: dict[int, Any]) -> None:
-    if taken:
-        added_meanwhile = dict(hooks)
-        hooks.clear()
-        hooks.update({**taken, **added_meanwhile})
-
-
-def _finished(leaf: _Leaf, ratio: float) -> Tensor | None:
-    gradient = leaf.tensor.grad if leaf.is_fresh else None
+def _hooked(leaf: _Leaf) -> Tensor | None:
+    """The accumulated gradient as the leaf's hooks leave it."""
+    gradient = leaf.gradient() if leaf.is_fresh else None
     if gradient is None:
         return None
-    if ratio != 1.0:
-        gradient.mul_(ratio)
     for hook in leaf.hooks.values():
         replaced = hook(gradient)
         gradient = gradient if replaced is None else replaced
     return gradient
 
 
-def _added(before: Tensor, gradient: Tensor) -> Tensor:
+def _sum(before: Tensor | None, gradient: Tensor, is_in_place: bool) -> Tensor:
+    if before is None:
+        return gradient
     if before.layout != gradient.layout:
         return before + gradient if before.layout == torch.strided else gradient + before
-    return before.add_(gradient)
+    return before.add_(gradient) if is_in_place else before + gradient

@@ -15,11 +15,10 @@ from anybatch.memory.device import RandomState
 
 @dataclass(frozen=True, eq=False)
 class _Buffer:
-    """A buffer, its value, and the version of its storage at the time."""
+    """A buffer and its value; an inference tensor has none, for it can't be written to."""
 
     tensor: Tensor | None
     value: Tensor | None
-    version: int
 
 
 class Snapshot:
@@ -81,21 +80,19 @@ class Snapshot:
             for (module, name), buffer in self._buffers.items():
                 if _has_changed(module, name, buffer):
                     module._buffers[name] = buffer.tensor
-                    if buffer.tensor is not None and buffer.tensor._version != buffer.version:
-                        assert buffer.value is not None
+                    if buffer.tensor is not None and buffer.value is not None:
                         buffer.tensor.copy_(buffer.value)
 
 
 def _recorded(tensor: Tensor | None) -> _Buffer:
-    if tensor is None:
-        return _Buffer(None, None, 0)
-    if tensor.is_inference():
-        return _Buffer(tensor, None, 0)
-    return _Buffer(tensor, tensor.detach().clone(), tensor._version)
+    if tensor is None or tensor.is_inference():
+        return _Buffer(tensor, None)
+    return _Buffer(tensor, tensor.detach().clone())
 
 
 def _has_changed(module: Module, name: str, buffer: _Buffer) -> bool:
     tensor = module._buffers.get(name)
     if tensor is not buffer.tensor:
         return True
-    return tensor is not None and buffer.value is not None and tensor._version != buffer.version
+    # By value: batch_norm writes its statistics without counting up their version (torch 2.13).
+    return tensor is not None and buffer.value is not None and not torch.equal(tensor, buffer.value)

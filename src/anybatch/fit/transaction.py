@@ -9,24 +9,25 @@ from torch.nn import Module
 
 from anybatch.fit.gradients import Gradients, explain
 from anybatch.fit.modules import watching
+from anybatch.fit.reach import Reach
 from anybatch.fit.snapshot import Snapshot
 
 
 class Transaction:
     """The state of one call: gradients, buffers, modes and random states."""
 
-    def __init__(self, modules: Iterable[Module], devices: Iterable[torch.device], function: str) -> None:
-        """Takes note of modules that are known beforehand.
+    def __init__(self, reach: Reach, devices: Iterable[torch.device], function: str) -> None:
+        """Takes note of what is known beforehand.
 
         Args:
-            modules: With their children.
+            reach: What the function can name. Modules count with their children.
             devices: Whose random state may move.
             function: The name of the user's function, for errors.
         """
         self.snapshot = Snapshot(devices)
         self.gradients = Gradients()
         self.function = function
-        self._known = list(modules)
+        self._reach = reach
 
     def enter(self, module: Module) -> None:
         """Takes note of one module, without its children, before it runs."""
@@ -45,9 +46,10 @@ class Transaction:
             LossError: The function ran backward itself.
         """
         try:
-            for module in self._known:
+            for module in self._reach.modules:
                 for part in module.modules():
                     self.enter(part)
+            self.gradients.watch(("a tensor", leaf) for leaf in self._reach.leaves)
             with watching(self.enter):
                 yield self
         except BaseException as error:

@@ -1,0 +1,79 @@
+"""What a function can name before it runs: modules, and leaves that belong to none."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+_LARGEST_CONTAINER = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Reach:
+    """What was found, each once.
+
+    Attributes:
+        modules: Without their children.
+        leaves: Tensors that require grad and are the result of nothing.
+    """
+
+    modules: tuple[Module, ...]
+    leaves: tuple[Tensor, ...]
+
+
+def in_reach(function: Callable[..., Any], arguments: Iterable[Any] = ()) -> Reach:
+    """Looks through arguments, closure, globals, defaults, and the object that the function is bound to.
+
+    Containers of more than 64 entries are passed over: they hold data.
+    """
+    seen: set[int] = set()
+    found: list[Any] = []
+    for value in (*arguments, *_named_by(function)):
+        found += _in(value, seen)
+    modules = tuple(value for value in found if isinstance(value, Module))
+    return Reach(modules, tuple(value for value in found if isinstance(value, Tensor)))
+
+
+def _in(value: Any, seen: set[int]) -> Iterator[Module | Tensor]:
+    is_container = isinstance(value, Mapping) or type(value) in (list, tuple)
+    if not (is_container or isinstance(value, (Module, Tensor))) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Module) or (isinstance(value, Tensor) and value.is_leaf and value.requires_grad):
+        yield value
+    elif is_container and len(value) <= _LARGEST_CONTAINER:
+        for child in value.values() if isinstance(value, Mapping) else value:
+            yield from _in(child, seen)
+
+
+def _named_by(function: Any) -> Iterator[Any]:
+    yield function
+    if isinstance(function, functools.partial):
+        yield from (*function.args, *function.keywords.values())
+        yield from _named_by(function.func)
+    elif inspect.ismethod(function):
+        yield from _owned_by(function.__self__)
+        yield from _named_by(function.__func__)
+    elif inspect.isfunction(function):
+        yield from _variables_of(function)
+        if hasattr(function, "__wrapped__"):
+            yield from _named_by(function.__wrapped__)
+    elif hasattr(function, "_torchdynamo_orig_callable"):
+        yield from _named_by(function._torchdynamo_orig_callable)
+
+
+def _owned_by(owner: Any) -> Iterator[Any]:
+    yield owner
+    if hasattr(owner, "__dict__") and not isinstance(owner, Module):
+        yield from vars(owner).values()
+
+
+def _variables_of(function: Any) -> Iterator[Any]:
+    variables = inspect.getclosurevars(function)
+    yield from variables.nonlocals.values()
+    yield from variables.globals.values()
+    yield from function.__defaults__ or ()
