@@ -61,3 +61,5 @@ def test_info_lists_each_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     output = printed(100, monkeypatch)
     assert all(text in output for text in ("xpu:0", "Card 0", "xpu:1", "Card 1", "3.0 GiB", "7.0 GiB"))
     assert "none that torch can use" not in output
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
+    assert ["xpu:1", "most in use so far", "none", "not kept"] in rows

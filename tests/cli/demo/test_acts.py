@@ -136,3 +136,15 @@ def test_comparison_sees_a_wrong_gradient(
 
     monkeypatch.setattr(acts.anybatch, "apply", slightly_off)
     assert acts._whole_errors(digits, uncapped) == pytest.approx((1e-3, 1e-3))
+
+
+def test_uneven_case_is_uneven(digits: Digits, uncapped: Settings) -> None:
+    """Each way gets a hundred rows to cut by 32, the labels of about 40 % of them ignored."""
+    seen: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+    acts._uneven_error(lambda model, x, label, ub_size: seen.append((x, label, ub_size)), digits, uncapped)
+    ((x, label, ub_size),) = seen
+    assert torch.equal(x, digits.images.double())
+    assert ub_size == 32
+    assert 30 <= (label == -100).sum() <= 50
+    counted = label != -100
+    assert torch.equal(label[counted], digits.labels[counted])
