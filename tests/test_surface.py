@@ -64,7 +64,7 @@ def _report_of_import(bytecode: Path) -> dict[str, Any]:
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What a few fresh interpreters saw of the import, the package once compiled to bytecode as installed."""
     bytecode = tmp_path_factory.mktemp("bytecode")
-    return [_report_of_import(bytecode) for _ in range(6)][1:]
+    return [_report_of_import(bytecode) for _ in range(4)][1:]
 
 
 def test_public_names_are_frozen() -> None:
