@@ -55,7 +55,8 @@ class Learner:
         except Refuted as refuted:
             self.refuse(refuted.causes, refuted.losses)
         else:
-            self.memory.patterns = [pattern for pattern in self.memory.patterns if pattern.is_proved]
+            if found:
+                self.memory.patterns = [known for known in self.memory.patterns if known.is_proved]
             for pattern in found:
                 self.memory.add(pattern)
 

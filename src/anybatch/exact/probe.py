@@ -108,12 +108,15 @@ def probe(
     found: list[_Result] = []
     for cut in cuts:
         try:
-            found.append(_probe_once(rehearse, cut, weigh))
+            found.append(_probe_once(rehearse, cut, weigh, bool(known)))
         except NoRoom:
             continue
         if found[-1].ends_search(cut, known):
             break
-    return _verdict([result for result in found if result.is_clear] or found)
+    clear = [result for result in found if result.is_clear]
+    if not clear and known:
+        return []
+    return _verdict(clear or found)
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ class _Whole:
     own_seen: Seen
 
 
-def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
+def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known_before: bool) -> _Result:
     whole = _run_whole(rehearse, cut, weigh)
     if whole.refusals:
         return _Result(_by_rows(whole), whole.refusals)
@@ -183,8 +186,11 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Result:
     if causes and whole.terms != found_terms:
         return _Result(known, causes, is_clear=False)
     is_clear = whole.seen.is_finite and all(_counts(whole.terms, seen) for seen in (whole.seen, *halves))
-    # Rows of other forms beside each other are for the narrower cuts to tell apart.
+    # Rows of other forms beside each other are for the narrower cuts to tell apart, and where both forms
+    # are known they say nothing.
     is_clear = is_clear and (whole.is_labelled or not cut.is_wide)
+    if not whole.is_labelled and known_before:
+        is_clear = is_clear and not causes
     if causes:
         return _Result(known, causes, is_clear)
     if whole.not_comparable:
