@@ -129,7 +129,7 @@ def test_broken_promise_ends_with_1(
     monkeypatch.setattr(command, "perform", lambda settings, console: wrong)
     result = invoke("--output", str(tmp_path))
     assert result.exit_code == 1
-    assert "Broken: the gradients are the whole's within 1e-10: 5.0e-01" in words(result)
+    assert "Broken: the gradients are the whole's, within 1e-10: 5.0e-01" in words(result)
     assert (tmp_path / "demo.json").exists()
 
 

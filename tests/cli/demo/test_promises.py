@@ -67,7 +67,11 @@ def test_inexact_gradient_breaks_its_promise(
     """An error above 1e-10, or one that is no number, breaks exactly the promise it belongs to."""
     value = {"loop": 0.0, "anybatch": error} if which == "uneven_errors" else error
     comparison: Comparison = replace(outcome.comparison, **{which: value})
-    subject = {"loss_error": "the loss", "gradient_error": "the gradients", "uneven_errors": "they"}[which]
+    subject = {
+        "loss_error": "the loss",
+        "gradient_error": "the gradients",
+        "uneven_errors": "on the uneven cut",
+    }[which]
     (text,) = broken(settings, replace(outcome, comparison=comparison))
     assert text.startswith(subject)
 

@@ -53,6 +53,7 @@ def report(settings: Settings, outcome: Outcome, made: Iterable[Promise]) -> Ren
         _training_table(settings, outcome),
         Text(f"\n{UNEVEN_CASE}", style="bold"),
         _uneven_table(outcome.comparison),
+        Text("Errors: float64, largest difference from the whole over its largest gradient.\n", style="dim"),
     ]
     if settings.cap_bytes is not None and not outcome.whole.cap_in_force:
         parts.append(Text("The operating system took the cap but does not enforce it.", style="yellow"))

@@ -75,7 +75,7 @@ def _exactness_promises(comparison: Comparison) -> Iterator[Promise]:
     errors = {
         "the loss is the whole's": comparison.loss_error,
         "the gradients are the whole's": comparison.gradient_error,
-        "they are on the uneven cut too": comparison.uneven_errors["anybatch"],
+        "on the uneven cut too": comparison.uneven_errors["anybatch"],
     }
     for text, error in errors.items():
-        yield Promise(f"{text} within {ERROR_BOUND:.0e}", error <= ERROR_BOUND, f"{error:.1e}")
+        yield Promise(f"{text}, within {ERROR_BOUND:.0e}", error <= ERROR_BOUND, f"{error:.1e}")
