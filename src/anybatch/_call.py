@@ -5,7 +5,7 @@ count first) is rolled back, what is missing is learnt, and it is made again.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -15,7 +15,7 @@ from torch.nn import Module
 from anybatch._learn import Learner
 from anybatch._run import Bound, Returned
 from anybatch._settings import Settings
-from anybatch.batch import Layout, Piece, balanced
+from anybatch.batch import Layout, Piece, balanced, feed
 from anybatch.errors import InexactError, InexactWarning
 from anybatch.exact import graph
 from anybatch.exact.guess import guess
@@ -99,9 +99,13 @@ class Call:
             # Outside the except block, whose traceback would keep the attempt's tensors alive.
             if index is not None:
                 self.learn(index)
+        cause = (
+            f"in each of {_MOST_ATTEMPTS} attempts a piece had a loss of a form that rows before did not have"
+        )
         raise InexactError(
-            "`apply`: the pieces of a mini-batch have losses of the same form. Got a new form in each of "
-            f'{_MOST_ATTEMPTS} attempts from {self.bound.name}. Give `weight=`, for example "rows".'
+            "`apply`: the pieces of a mini-batch have losses of forms that can be learnt. "
+            f'Got from {self.bound.name}: {cause}. Give `weight=`, for example "rows".',
+            (cause,),
         )
 
     def should_learn(self) -> bool:
@@ -138,6 +142,9 @@ class Call:
         for index, one in enumerate(weights):
             if index not in self.tried and all(one.weights):
                 raise Again(index)
+
+    def feed(self) -> Iterator[Piece]:
+        return feed(self.layout, self.sizes, self.device, is_compiled=self.reach.is_compiled)
 
     def transaction(self) -> Transaction:
         devices = [] if self.device is None else [self.device]

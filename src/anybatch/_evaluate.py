@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anybatch._call import Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
-from anybatch.batch import Piece, detach, feed, outside_inference
+from anybatch.batch import Piece, detach, outside_inference
 from anybatch.exact import evidence, graph, shares
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Given, Pattern, weighted
@@ -52,7 +52,7 @@ def _attempt(call: Call) -> Any:
     transaction = call.transaction()
     with transaction.open():
         done: list[_Done] = []
-        for piece in feed(call.layout, call.sizes, call.device):
+        for piece in call.feed():
             done.append(_piece(call, transaction, piece))
             del piece
         whole = shares.totals([one.weights for one in done])

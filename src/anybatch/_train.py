@@ -9,7 +9,7 @@ import torch
 
 from anybatch._call import Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
-from anybatch.batch import InputGradient, Piece, detach, feed, input_gradients
+from anybatch.batch import InputGradient, Piece, detach, input_gradients
 from anybatch.exact import evidence, graph, scale, shares
 from anybatch.exact.scale import Plan
 from anybatch.exact.shares import Key, PieceWeights
@@ -43,7 +43,7 @@ def _attempt(call: Call) -> Any:
     with transaction.open():
         counted = _count(call, transaction) if _counts_first(call) else []
         done: list[_Done] = []
-        for piece in feed(call.layout, call.sizes, call.device):
+        for piece in call.feed():
             done.append(_piece(call, transaction, piece, counted))
             del piece
         if call.is_cut:
@@ -66,7 +66,7 @@ def _counts_first(call: Call) -> bool:
 def _count(call: Call, transaction: Transaction) -> list[PieceWeights]:
     """Runs all pieces forward, keeping no large results, for what their terms divide by."""
     counted: list[PieceWeights] = []
-    for piece in feed(call.layout, call.sizes, call.device):
+    for piece in call.feed():
         with light_graph(), eager():
             counted.append(_weigh(call, piece, _run(call, transaction, piece)))
         del piece
@@ -172,7 +172,7 @@ def _expected(call: Call, weights: PieceWeights, result: Returned) -> dict[Key, 
 def _correction(call: Call, done: Sequence[_Done]) -> float:
     """What is left to multiply gradients with, now that all denominators are known."""
     weights = [one.losses.weights for one in done if one.losses.weights is not None]
-    odd = shares.has_other_sum(weights)
+    odd = None if call.settings.on_inexact == "ignore" else shares.has_other_sum(weights)
     if odd is not None:
         call.memory.patterns.clear()
         call.learn_again(odd)

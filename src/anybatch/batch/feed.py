@@ -37,13 +37,17 @@ class Piece:
     inputs: tuple[InputLeaf, ...]
 
 
-def feed(layout: Layout, sizes: Sequence[int], device: torch.device | None) -> Iterator[Piece]:
+def feed(
+    layout: Layout, sizes: Sequence[int], device: torch.device | None, *, is_compiled: bool = False
+) -> Iterator[Piece]:
     """Hand out the pieces of a mini-batch in row order.
 
     Args:
         layout: The mini-batch.
         sizes: Rows of each piece; they add up to the rows of the mini-batch.
         device: Where the tensors are moved, at any depth; None leaves each where it is.
+        is_compiled: Does torch.compile take the pieces? It specialises on where a view begins, so
+            they are copied then, for a graph per size and not per size and place.
 
     Raises:
         ValueError: The sizes don't add up to the rows of the mini-batch, or one is less than 1.
@@ -52,7 +56,7 @@ def feed(layout: Layout, sizes: Sequence[int], device: torch.device | None) -> I
         raise ValueError(
             f"`feed`: sizes must be at least 1 and add up to {layout.rows} rows. Got {tuple(sizes)}."
         )
-    return _pieces(layout, sizes, device)
+    return _pieces(layout, sizes, device, is_compiled)
 
 
 def piece_of(layout: Layout, start: int, rows: int, device: torch.device | None) -> Piece:
@@ -69,12 +73,14 @@ def _without_inference(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _pieces(layout: Layout, sizes: Sequence[int], device: torch.device | None) -> Iterator[Piece]:
+def _pieces(
+    layout: Layout, sizes: Sequence[int], device: torch.device | None, is_compiled: bool
+) -> Iterator[Piece]:
     shared: dict[int, Tensor] = {}
     start = 0
     for index, rows in enumerate(sizes):
         # No local name may hold the piece: it would live on while the consumer waits for the next one.
-        yield _piece(layout, index, start, rows, _Mover(device, start, shared))
+        yield _piece(layout, index, start, rows, _Mover(device, start, shared, is_compiled))
         start += rows
 
 
@@ -86,14 +92,21 @@ def _piece(layout: Layout, index: int, start: int, rows: int, mover: "_Mover") -
 class _Mover(Taker):
     """Takes tensors to the device and stands a leaf in for each one that requires grad."""
 
-    def __init__(self, device: torch.device | None, start: int, shared: dict[int, Tensor]) -> None:
+    def __init__(
+        self, device: torch.device | None, start: int, shared: dict[int, Tensor], is_compiled: bool = False
+    ) -> None:
         self._device = device
+        self._is_compiled = is_compiled
         self._start = start
         self._shared = shared
         self.inputs: list[InputLeaf] = []
 
     def rows_of(self, source: Tensor, dim: int, start: int, rows: int) -> Tensor:
-        return self._stand_in(source, self._moved(source.detach().narrow(dim, start, rows)), dim)
+        taken = self._moved(source.detach().narrow(dim, start, rows))
+        is_view = (
+            self._is_compiled and taken.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        )
+        return self._stand_in(source, taken.clone() if is_view else taken, dim)
 
     def element(self, source: Tensor) -> Tensor:
         return self._stand_in(source, self._moved(source), None)

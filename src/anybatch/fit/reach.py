@@ -19,10 +19,12 @@ class Reach:
     Attributes:
         modules: Without their children.
         leaves: Tensors that require grad and are the result of nothing.
+        is_compiled: Does torch.compile take the function, or one of the modules?
     """
 
     modules: tuple[Module, ...]
     leaves: tuple[Tensor, ...]
+    is_compiled: bool
 
 
 def in_reach(function: Callable[..., Any], arguments: Iterable[Any] = ()) -> Reach:
@@ -35,7 +37,15 @@ def in_reach(function: Callable[..., Any], arguments: Iterable[Any] = ()) -> Rea
     for value in (*arguments, *_named_by(function)):
         found += _in(value, seen)
     modules = tuple(value for value in found if isinstance(value, Module))
-    return Reach(modules, tuple(value for value in found if isinstance(value, Tensor)))
+    leaves = tuple(value for value in found if isinstance(value, Tensor))
+    return Reach(modules, leaves, any(map(_is_compiled, (function, *modules))))
+
+
+def _is_compiled(function: Any) -> bool:
+    is_module = isinstance(function, Module)
+    return hasattr(function, "_torchdynamo_orig_callable") or (
+        is_module and (hasattr(function, "_orig_mod") or function._compiled_call_impl is not None)
+    )
 
 
 def _in(value: Any, seen: set[int]) -> Iterator[Module | Tensor]:
