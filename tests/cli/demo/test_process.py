@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -144,10 +145,14 @@ stage.perform(settings_for(quick=True, cap_bytes=None), Console(quiet=True))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of Unix")
 @pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGKILL])
-def test_no_child_stays_when_the_command_is_ended(way: signal.Signals) -> None:
+def test_no_child_stays_when_the_command_is_ended(way: signal.Signals, tmp_path: Path) -> None:
     """Ctrl-C leaves no children, nor does a kill that lets nothing be tidied."""
     command = subprocess.Popen(
-        [sys.executable, "-c", STAGE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", STAGE],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
     )
     assert command.stdout is not None
     children = [psutil.Process(int(command.stdout.readline())) for _ in range(3)]
@@ -156,3 +161,5 @@ def test_no_child_stays_when_the_command_is_ended(way: signal.Signals) -> None:
     command.communicate()
     assert command.returncode != 0
     assert (len(gone), alive) == (3, [])
+    if way is signal.SIGINT:
+        assert list(tmp_path.iterdir()) == []
