@@ -150,12 +150,12 @@ class Call:
         devices = [] if self.device is None else [self.device]
         return Transaction(self.reach, devices, self.bound.name)
 
-    def given(self, result: Returned, start: int, stop: int) -> list[Given | None]:
+    def given(self, names: Sequence[str | None], start: int, stop: int) -> list[Given | None]:
         """What the caller says of rows `start` to `stop`, for each loss."""
-        return self._weights.given(result.names, start, stop)
+        return self._weights.given(names, start, stop)
 
     def given_for(self, piece: Piece, result: Returned) -> list[Given | None]:
-        return self.given(result, piece.start, piece.start + piece.rows)
+        return self.given(result.names, piece.start, piece.start + piece.rows)
 
     def match(self, piece: Piece, result: Returned) -> tuple[Pattern, list[Reading]]:
         """The pattern of the piece's losses, with its readings.

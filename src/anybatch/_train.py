@@ -126,7 +126,7 @@ def _scale(
         return _scale_compiled(call, piece, result, counted)
     pattern, readings = call.match(piece, result)
     weights = shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
-    whole = shares.totals(counted) if counted else _expected(call, weights, result)
+    whole = shares.totals(counted) if counted else _expected(call, weights, result.names, result.losses)
     if any(term.key not in whole for term in pattern.terms):
         call.count_first()
     factors = shares.factors(weights, whole)
@@ -164,9 +164,14 @@ def _scale_compiled(
     return plans, PieceLosses.of(result.losses, commons, weights, factors, None)
 
 
-def _expected(call: Call, weights: PieceWeights, result: Returned) -> dict[Key, float]:
-    """What terms of the whole mini-batch are expected to divide by."""
-    return shares.expected_totals(weights.pattern, call.layout.rows, call.given(result, 0, call.layout.rows))
+def _expected(
+    call: Call, weights: PieceWeights, names: Sequence[str | None], losses: Sequence[torch.Tensor]
+) -> dict[Key, float]:
+    """What terms of the whole mini-batch are expected to divide by, up to a common scale."""
+    rows = call.layout.rows
+    whole = shares.expected_totals(weights.pattern, rows, call.given(names, 0, rows))
+    is_coarse = any(loss.dtype != torch.float64 for loss in losses)
+    return shares.in_exact_factors(weights.pattern, whole) if is_coarse else whole
 
 
 def _correction(call: Call, done: Sequence[_Done]) -> float:
@@ -178,7 +183,7 @@ def _correction(call: Call, done: Sequence[_Done]) -> float:
         call.learn_again(odd)
     expected: dict[Key, float] = {}
     for one in weights:
-        expected.update(_expected(call, one, done[0].result))
+        expected.update(_expected(call, one, done[0].result.names, done[0].losses.losses))
     ratio = shares.correction(weights, expected, shares.totals(weights))
     if ratio is None:
         call.count_first()

@@ -90,6 +90,20 @@ def expected_totals(pattern: Pattern, rows: int, given: Sequence[Given | None]) 
     return expected
 
 
+def in_exact_factors(pattern: Pattern, whole: dict[Key, float]) -> dict[Key, float]:
+    """The totals, all scaled so that the first is a power of two.
+
+    A count divided by a power of two has no rounding error in the dtype of the loss, however few digits that
+    has; the common scale is made good at commit, in the dtype of the gradients.
+    """
+    laws = [(term.key, pattern.law(term).law) for term in pattern.terms]
+    shared = [whole[key] for key, law in laws if law not in (Law.SUM, Law.ONCE) and whole[key] > 0]
+    if not shared or any(law is Law.SUM for _, law in laws):
+        return whole
+    scale = 2.0 ** math.ceil(math.log2(shared[0])) / shared[0]
+    return {key: total * scale for key, total in whole.items()}
+
+
 def needs_counting(pattern: Pattern) -> bool:
     """Must all denominators be counted before the first backward?
 
@@ -116,7 +130,8 @@ def correction(
         if law is Law.MEAN and not actual[key]:
             return None
         if law is not Law.ONCE:
-            ratios.append(expected[key] / actual[key] if law is Law.MEAN else 1.0)
+            is_share = law is not Law.SUM and actual[key]
+            ratios.append(expected[key] / actual[key] if is_share else 1.0)
     ratio = ratios[0] if ratios else 1.0
     if any(not math.isclose(other, ratio, rel_tol=1e-12) for other in ratios):
         return None
