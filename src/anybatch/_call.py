@@ -21,8 +21,9 @@ from anybatch.exact import graph
 from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Given, Memory, Pattern
 from anybatch.exact.shares import PieceWeights
-from anybatch.exact.terms import Reading
+from anybatch.exact.reading import Reading
 from anybatch.exact.weights import BatchWeights
+from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import batch_norms
 from anybatch.fit.reach import Reach
 from anybatch.fit.transaction import Transaction
@@ -96,6 +97,10 @@ class Call:
                 return attempt()
             except Again as again:
                 index = again.index
+            except Exception as error:
+                if is_out_of_memory(error):
+                    error.add_note(self._advice())
+                raise
             # Outside the except block, whose traceback would keep the attempt's tensors alive.
             if index is not None:
                 self.learn(index)
@@ -106,6 +111,14 @@ class Call:
             "`apply`: the pieces of a mini-batch have losses of forms that can be learnt. "
             f'Got from {self.bound.name}: {cause}. Give `weight=`, for example "rows".',
             (cause,),
+        )
+
+    def _advice(self) -> str:
+        rows = self.sizes[0]
+        smaller = f"a smaller `ub_size`, {max(rows // 2, 1)} say" if rows > 1 else "a smaller model or input"
+        return (
+            f"`apply`: out of memory in {self.bound.name} with micro-batches of {rows} rows. Gradients, "
+            f"buffers and random state are as they were before the call. Try {smaller}."
         )
 
     def should_learn(self) -> bool:

@@ -11,14 +11,14 @@ from anybatch._run import Bound
 from anybatch._settings import Settings
 from anybatch.batch import Layout
 from anybatch.errors import InexactError, InexactWarning
+from anybatch.exact.cuts import spread, wide
 from anybatch.exact.graph import Graph
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Given, Memory, weighted
-from anybatch.exact.probe import Cut, Refuted, halve, probe, wide
+from anybatch.exact.probe import Refuted, probe
 from anybatch.exact.weights import BatchWeights
 from anybatch.fit.reach import Reach
 
-_MOST_CUTS = 8
 _MOST_PROBES = 8
 
 
@@ -45,7 +45,10 @@ class Learner:
         self.memory.probes += 1
         most_rows = max(sizes)
         rehearser = Rehearser(self.bound, self.layout, self.device, self.reach, most_rows)
-        cuts = _cuts(sizes, index, is_first=not self.memory.patterns)
+        cuts = spread(sizes, index)
+        first = wide(sizes[index], sum(sizes))
+        if first is not None and not self.memory.patterns:
+            cuts.insert(0, first)
 
         def weigh(start: int, stop: int) -> list[Given | None]:
             return self.weights.given(rehearser.names, start, stop)
@@ -91,17 +94,3 @@ class Learner:
         if self.settings.on_inexact == "warn":
             warnings.warn(message, InexactWarning, stacklevel=2)
         self.memory.patterns = [weighted([Law.ROWS] * losses)]
-
-
-def _cuts(sizes: Sequence[int], index: int, *, is_first: bool) -> list[Cut]:
-    """The rows to probe on: the piece of the given index, then others, spread over the mini-batch."""
-    rows, total = sizes[index], sum(sizes)
-    start = sum(sizes[:index])
-    last = total - rows
-    starts = [
-        start,
-        *((start + step * max(last, 1) // _MOST_CUTS) % (last + 1) for step in range(1, _MOST_CUTS + 1)),
-    ]
-    narrow = [halve(one, rows, total) for one in dict.fromkeys(starts)]
-    first = wide(rows, total) if is_first else None
-    return narrow if first is None else [first, *narrow]

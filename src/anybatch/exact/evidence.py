@@ -10,9 +10,10 @@ from anybatch.exact import hooks, law
 from anybatch.exact.graph import Graph, lowest_precision, node_of
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Pattern
+from anybatch.exact.reading import Reading, follow
 from anybatch.exact.rehearsal import Rehearsal
 from anybatch.exact.scale import Plan, Scaled, install, plan, seeds
-from anybatch.exact.terms import Reading, Term, follow
+from anybatch.exact.terms import Term
 from anybatch.exact.values import contributions
 
 _RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4}

@@ -14,7 +14,8 @@ from anybatch.exact.graph import Graph, shapes
 from anybatch.exact.labels import Label, Labelled
 from anybatch.exact.law import Law, TermLaw
 from anybatch.exact.pattern import Given, Pattern
-from anybatch.exact.terms import Kind, Reading, Term
+from anybatch.exact.reading import Reading, follow
+from anybatch.exact.terms import Kind, Term
 
 
 def guess(graph: Graph, rows: int, given: Sequence[Given | None]) -> Pattern:
@@ -56,7 +57,7 @@ def _law(term: Term, root: Node, given: Given | None) -> TermLaw:
     if term.kind is Kind.OPAQUE:
         return TermLaw(Law.ROWS)
     is_divided = any(step.name in nodes.RATIOS for step in term.path)
-    if nodes.is_sum(term.end) and not (is_divided and _may_be_a_count(terms.follow(term, root))):
+    if nodes.is_sum(term.end) and not (is_divided and _may_be_a_count(follow(term, root))):
         return TermLaw(Law.SUM)
     return TermLaw(Law.MEAN)
 

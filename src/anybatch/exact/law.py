@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from anybatch.exact.terms import Reading
+from anybatch.exact.reading import Reading
 
 _NEAR = 1e-6
 _SMALL = 1e-3

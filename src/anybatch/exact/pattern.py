@@ -8,7 +8,8 @@ from torch.autograd.graph import Node
 
 from anybatch.exact.graph import node_of
 from anybatch.exact.law import Law, TermLaw
-from anybatch.exact.terms import OtherGraph, Reading, Term, follow, unlabelled
+from anybatch.exact.reading import OtherGraph, Reading, follow
+from anybatch.exact.terms import Term, unlabelled
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,18 @@ halves, scaled by the laws, must give the loss of the piece, and its gradient at
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from anybatch.exact import evidence, graph, labels, law, shares, terms
+from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen, Trial
-from anybatch.exact.labels import pretty
-from anybatch.exact.law import Law, TermLaw
+from anybatch.exact.law import Law
+from anybatch.exact.learn import Whole, learn
 from anybatch.exact.pattern import Given, Pattern, weighted
+from anybatch.exact.reading import OtherGraph
 from anybatch.exact.rehearsal import NoRoom, Rehearsal, Rehearse
 from anybatch.exact.scale import CannotScale
 from anybatch.exact.terms import Kind, Term
 
 _LEAVES = 4
-_FEW_ROWS = 4
-_WIDE_ROWS = 8
 
 Weigh = Callable[[int, int], Sequence[Given | None]]
 """For each loss what the caller says of rows `start` to `stop`; None where the graph is to be read."""
@@ -35,56 +33,6 @@ class Refuted(Exception):
         super().__init__("; ".join(causes))
         self.causes = tuple(causes)
         self.losses = losses
-
-
-@dataclass(frozen=True)
-class Cut:
-    """Rows `start` to `stop`, halved at `middle`.
-
-    Attributes:
-        total: The rows of the mini-batch.
-        is_wide: Are these more rows than a piece has? Their large results are not kept.
-    """
-
-    start: int
-    middle: int
-    stop: int
-    total: int
-    is_wide: bool = False
-
-    @property
-    def beside(self) -> tuple[int, int]:
-        """Rows whose graph shows, beside that of the piece, where rows are.
-
-        Not a single one if that can be helped: some operators take another form for it.
-        """
-        if self.middle - self.start > 1 or self.total <= self.stop - self.start:
-            return self.start, self.middle
-        return (self.start, self.stop + 1) if self.stop < self.total else (self.start - 1, self.stop)
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        return self.middle - self.start, self.stop - self.middle
-
-
-def halve(start: int, rows: int, total: int) -> Cut:
-    """The piece that starts at `start`, cut in two, unevenly where both parts keep two rows.
-
-    A piece of one row takes the next (or the previous) row along: it has no halves.
-    """
-    if rows == 1:
-        start, rows = min(start, total - 2), 2
-    first = rows // 2 + 1 if rows >= 6 else (rows + 1) // 2
-    return Cut(start, start + first, start + rows, total)
-
-
-def wide(rows: int, total: int) -> Cut | None:
-    """More rows than a piece of few has: those hide by chance that they depend on each other.
-
-    Only the values of the losses are compared on them, for which nothing of the forward run needs to be kept.
-    """
-    width = min(total, _WIDE_ROWS)
-    return replace(halve(0, width, total), is_wide=True) if rows <= _FEW_ROWS and width > rows else None
 
 
 def probe(
@@ -150,23 +98,6 @@ def _merged(patterns: Sequence[Pattern]) -> Pattern:
     return replace(last, laws=laws, uses_values=any(pattern.uses_values for pattern in patterns))
 
 
-@dataclass(frozen=True, eq=False)
-class _Whole:
-    """What the piece showed, its graph gone."""
-
-    terms: tuple[Term, ...]
-    refusals: tuple[str, ...]
-    given: Sequence[Given | None]
-    seen: Seen
-    leaves: Sequence[torch.Tensor]
-    gradients: Sequence[torch.Tensor]
-    allowed: evidence.Tolerance
-    not_comparable: str | None
-    is_labelled: bool
-    own_terms: tuple[Term, ...]
-    own_seen: Seen
-
-
 def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known_before: bool) -> _Result:
     whole = _run_whole(rehearse, cut, weigh)
     if whole.refusals:
@@ -176,13 +107,13 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known_before: bool) 
     runs = [rehearse(cut.start, cut.middle, keeps=keeps), rehearse(cut.middle, cut.stop, keeps=keeps)]
     try:
         halves = [evidence.see(run, whole.terms) for run in runs]
-    except terms.OtherGraph as difference:
+    except OtherGraph as difference:
         other = _in_another_form(whole, runs)
         if other is None:
             cause = f"rows {cut.start} to {cut.stop} and their halves have different losses: {difference}"
             return _Result(_by_rows(whole), (cause,), is_clear=False)
         whole, halves = other
-    known, causes = _learn(whole, halves, cut)
+    known, causes = learn(whole, halves, cut)
     if causes and whole.terms != found_terms:
         return _Result(known, causes, is_clear=False)
     is_clear = whole.seen.is_finite and all(_counts(whole.terms, seen) for seen in (whole.seen, *halves))
@@ -202,7 +133,7 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known_before: bool) 
     return _try(known, whole, halves, runs, given, cut, is_clear)
 
 
-def _in_another_form(whole: _Whole, runs: Sequence[Rehearsal]) -> tuple[_Whole, list[Seen]] | None:
+def _in_another_form(whole: Whole, runs: Sequence[Rehearsal]) -> tuple[Whole, list[Seen]] | None:
     """Halves that are computed in another way than the piece (one row often is), each read in its own way."""
     forms = [_unlabelled(run) for run in runs]
     readable = [*forms[0], *whole.own_terms]
@@ -224,7 +155,7 @@ def _counts(known: Sequence[Term], seen: Seen) -> bool:
     )
 
 
-def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Whole:
+def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
     """Runs other rows for their graph alone, then the piece; keeps numbers only."""
     start, stop = cut.beside
     small = rehearse(start, stop, keeps=False)
@@ -238,7 +169,7 @@ def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> _Whole:
         lasting = {id(leaf) for leaf in small_graph.leaves()} - large.inputs
         leaves = graph.nearest_leaves(large_graph, _LEAVES, lambda leaf: id(leaf) in lasting)
     own_terms = _unlabelled(large)
-    return _Whole(
+    return Whole(
         own_terms=own_terms,
         own_seen=evidence.see(large, own_terms),
         terms=tuple(found.terms),
@@ -269,83 +200,13 @@ def _find_terms(
     return found
 
 
-def _learn(whole: _Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tuple[str, ...]]:
-    """The law of each term, and why there is none where there is none."""
-    laws: dict[tuple[object, ...], TermLaw] = {}
-    causes: list[str] = []
-    notes: list[str] = []
-    for place, term in enumerate(whole.terms):
-        given = whole.given[term.root]
-        try:
-            laws[term.key] = TermLaw(given.law) if given else _law_of(whole, halves, cut, place, notes)
-        except law.NoLaw as reason:
-            causes.append(f"{pretty(term.end) or 'the loss'} {reason}")
-    if not whole.is_labelled:
-        notes.append(
-            "the loss has another graph for another number of rows, so what couples rows was not looked for "
-            "in it; its values and gradients on some rows fit those on their halves"
-        )
-    has_fixed_graph = whole.is_labelled and all(term.end for term in whole.terms)
-    remainders = (None,) * len(whole.given)
-    known = Pattern(
-        whole.terms, laws, remainders, warnings=tuple(dict.fromkeys(notes)), has_fixed_graph=has_fixed_graph
-    )
-    return known, tuple(dict.fromkeys(causes))
-
-
-def _law_of(whole: _Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: list[str]) -> TermLaw:
-    term, reading = whole.terms[place], whole.seen.readings[place]
-    others = [half.readings[place] for half in halves]
-    if term.kind is Kind.ROWS:
-        return law.of_denominators(reading, others, cut.rows)
-    if term.kind is Kind.PARAMETERS:
-        return law.of_constants(reading, others, cut.rows)
-    name = pretty(term.end) or "the loss"
-    parts = [seen.parts[place] for seen in (whole.seen, *halves)]
-    known = [part for part in parts if part is not None]
-    if whole.not_comparable or len(known) < len(parts):
-        notes.append(f"{name} can't be read from its graph and is taken for a mean over rows")
-        return TermLaw(Law.ROWS)
-    slack = whole.allowed.slack(*known)
-    by_constants = _law_of_constants(reading, others, cut, known, slack) if term.path else None
-    if by_constants is not None:
-        notes.append(f"{name} can't be read from its graph; its halves fit the constants that divide it")
-        return by_constants
-    found = law.of_values(known[0], known[1:], cut.rows, slack)
-    if found is None:
-        raise law.NoLaw(
-            "can't be read from its graph, and combines neither like a mean over rows nor like a sum: "
-            f"{known[1]:.8g} and {known[2]:.8g} for {cut.rows[0]} and {cut.rows[1]} rows, "
-            f"{known[0]:.8g} for both together"
-        )
-    kind = "a mean over rows" if found is Law.ROWS else "a sum"
-    notes.append(f"{name} can't be read from its graph; it was found to combine like {kind}")
-    return TermLaw(found)
-
-
-def _law_of_constants(
-    reading: terms.Reading, others: Sequence[terms.Reading], cut: Cut, values: Sequence[float], slack: float
-) -> TermLaw | None:
-    """The law that the constants on the way to an unreadable term suggest, where its values obey it."""
-    try:
-        found = law.of_denominators(reading, others, cut.rows)
-    except law.NoLaw:
-        return None
-    if found.law is not Law.MEAN or not reading.weight:
-        return None
-    combined = sum(
-        other.weight / reading.weight * value for other, value in zip(others, values[1:], strict=True)
-    )
-    return found if abs(combined - values[0]) <= slack else None
-
-
-def _by_rows(whole: _Whole) -> Pattern:
+def _by_rows(whole: Whole) -> Pattern:
     return weighted([Law.ROWS] * len(whole.given))
 
 
 def _try(
     known: Pattern,
-    whole: _Whole,
+    whole: Whole,
     halves: Sequence[Seen],
     runs: Sequence[Rehearsal],
     given: Sequence[Sequence[Given | None]],

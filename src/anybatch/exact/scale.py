@@ -12,8 +12,9 @@ import torch
 from torch.autograd.graph import Node
 
 from anybatch.exact.law import Law
+from anybatch.exact.reading import Reading
 from anybatch.exact.shares import common_factor
-from anybatch.exact.terms import Reading, Term
+from anybatch.exact.terms import Term
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from anybatch.exact.law import Law, is_clamped
 from anybatch.exact.pattern import Given, Pattern
-from anybatch.exact.terms import Reading
+from anybatch.exact.reading import Reading
 
 Key = tuple[object, ...]
 

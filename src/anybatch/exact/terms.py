@@ -17,13 +17,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch.autograd.graph import Node
 
 from anybatch.exact import nodes
 from anybatch.exact.graph import is_custom
 from anybatch.exact.labels import Label, Labelled, pretty
-from anybatch.exact.masks import is_masked_out
 
 
 class Kind(enum.Enum):
@@ -84,13 +82,13 @@ def unlabelled(root: int, node: Node | None = None) -> Term:
     path: list[Step] = []
     while node is not None:
         name, children = node.name(), [child for child, _ in node.next_functions]
-        needed = _needed(children)
+        inputs = needed(children)
         if _is_readable(node, name):
             return Term(root, tuple(path), name, Kind.ROWS)
-        if sum(needed) != 1 or name not in nodes.LINEAR | nodes.PRODUCTS | nodes.RATIOS:
+        if sum(inputs) != 1 or name not in nodes.LINEAR | nodes.PRODUCTS | nodes.RATIOS:
             break
-        path.append(Step(name, needed, needed.index(True)))
-        node = children[needed.index(True)]
+        path.append(Step(name, inputs, inputs.index(True)))
+        node = children[inputs.index(True)]
     return Term(root, tuple(path), "", Kind.OPAQUE)
 
 
@@ -187,98 +185,6 @@ def _shared_steps(term: Term, terms: Sequence[Term]) -> int:
     return longest
 
 
-@dataclass(frozen=True, eq=False)
-class Reading:
-    """What one piece says of one term.
-
-    Attributes:
-        denominator: What its mean divides by, constants on the path included.
-        is_masked: Does nothing of the piece count?
-        top: The highest node that belongs to this term alone.
-        end: The node that sums up the rows.
-        stop: The node at which the term is cut off where it counts nothing: the end, or the highest learned
-            coefficient of the term alone, whose gradient would be a product with its nan.
-        vectors: Constants on the path that have more than one element.
-    """
-
-    denominator: float
-    is_masked: bool
-    top: Node
-    end: Node
-    stop: Node
-    vectors: tuple[torch.Tensor, ...]
-
-    @property
-    def weight(self) -> float:
-        """The denominator, or 0 where the piece has nothing that counts."""
-        return 0.0 if self.is_masked else self.denominator
-
-
-class OtherGraph(Exception):
-    """The piece's loss does not have the terms that it was expected to have."""
-
-
-def follow(term: Term, root: Node) -> Reading:
-    """Reads a term on a piece's graph, along its path.
-
-    Raises:
-        OtherGraph: The path leads elsewhere.
-        nodes.Unreadable: A constant on the path was changed in place.
-    """
-    trail = [root]
-    for step in term.path:
-        node = trail[-1]
-        children = [child for child, _ in node.next_functions]
-        below = children[step.edge] if step.edge < len(children) else None
-        if node.name() != step.name or _needed(children) != step.inputs or below is None:
-            raise OtherGraph(f"{pretty(node.name())} instead of {pretty(step.name)}")
-        trail.append(below)
-    if term.end and trail[-1].name() != term.end:
-        raise OtherGraph(f"{pretty(trail[-1].name())} instead of {pretty(term.end)}")
-    constants = _constants(term, trail)
-    scalars = [value for value, _ in constants if value.numel() == 1]
-    has_divisor = any(divides for _, divides in constants)
-    ratio = 1.0
-    is_masked = term.kind is not Kind.PARAMETERS and has_divisor and is_masked_out(trail[-1])
-    for value, divides in constants:
-        if value.numel() == 1:
-            number = abs(float(value.double()))
-            if divides:
-                ratio *= number
-            elif number:
-                ratio /= number
-    own = nodes.denominator(trail[-1], term.end) if term.kind is Kind.ROWS else 1.0
-    vectors = tuple(value for value, _ in constants if value.numel() != 1)
-    if term.kind is Kind.PARAMETERS:
-        vectors = (*scalars, *vectors, *_constants_below(trail[-1]))
-    own_learned = [place for place in term.learned if place >= term.branch]
-    stop = trail[min(own_learned)] if own_learned else trail[-1]
-    return Reading(float(own) * ratio, is_masked, trail[term.branch], trail[-1], stop, vectors)
-
-
-def _needed(children: Sequence[Node | None]) -> tuple[bool, ...]:
+def needed(children: Sequence[Node | None]) -> tuple[bool, ...]:
+    """Which inputs of a node need grad."""
     return tuple(child is not None for child in children)
-
-
-def _constants(term: Term, trail: Sequence[Node]) -> list[tuple[torch.Tensor, bool]]:
-    found = (nodes.constant(node, step.name, step.edge) for node, step in zip(trail, term.path, strict=False))
-    return [(torch.as_tensor(constant.value), constant.divides) for constant in found if constant]
-
-
-def _constants_below(node: Node) -> list[torch.Tensor]:
-    """The constants in a subtree of parameters: data of the piece may have come in through them."""
-    found: list[torch.Tensor] = []
-    stack: list[Node] = [node]
-    seen: set[Node] = set()
-    while stack:
-        node = stack.pop()
-        name = node.name()
-        if node in seen or name not in nodes.LINEAR | nodes.PRODUCTS | nodes.RATIOS | nodes.CONTRACTIONS:
-            continue
-        seen.add(node)
-        for edge, (child, _) in enumerate(node.next_functions):
-            if child is not None:
-                stack.append(child)
-                constant = nodes.constant(node, name, edge)
-                found += [torch.as_tensor(constant.value)] if constant else []
-    return found

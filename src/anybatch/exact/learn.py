@@ -1,0 +1,102 @@
+"""The laws of a loss's terms, from what a piece and its halves showed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from anybatch.exact import evidence, law
+from anybatch.exact.cuts import Cut
+from anybatch.exact.evidence import Seen
+from anybatch.exact.labels import pretty
+from anybatch.exact.law import Law, TermLaw
+from anybatch.exact.pattern import Given, Pattern
+from anybatch.exact.reading import Reading
+from anybatch.exact.terms import Kind, Term
+
+
+@dataclass(frozen=True, eq=False)
+class Whole:
+    """What the piece showed, its graph gone."""
+
+    terms: tuple[Term, ...]
+    refusals: tuple[str, ...]
+    given: Sequence[Given | None]
+    seen: Seen
+    leaves: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor]
+    allowed: evidence.Tolerance
+    not_comparable: str | None
+    is_labelled: bool
+    own_terms: tuple[Term, ...]
+    own_seen: Seen
+
+
+def learn(whole: Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tuple[str, ...]]:
+    """The law of each term, and why there is none where there is none."""
+    laws: dict[tuple[object, ...], TermLaw] = {}
+    causes: list[str] = []
+    notes: list[str] = []
+    for place, term in enumerate(whole.terms):
+        given = whole.given[term.root]
+        try:
+            laws[term.key] = TermLaw(given.law) if given else _law_of(whole, halves, cut, place, notes)
+        except law.NoLaw as reason:
+            causes.append(f"{pretty(term.end) or 'the loss'} {reason}")
+    if not whole.is_labelled:
+        notes.append(
+            "the loss has another graph for another number of rows, so what couples rows was not looked for "
+            "in it; its values and gradients on some rows fit those on their halves"
+        )
+    has_fixed_graph = whole.is_labelled and all(term.end for term in whole.terms)
+    remainders = (None,) * len(whole.given)
+    known = Pattern(
+        whole.terms, laws, remainders, warnings=tuple(dict.fromkeys(notes)), has_fixed_graph=has_fixed_graph
+    )
+    return known, tuple(dict.fromkeys(causes))
+
+
+def _law_of(whole: Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: list[str]) -> TermLaw:
+    term, reading = whole.terms[place], whole.seen.readings[place]
+    others = [half.readings[place] for half in halves]
+    if term.kind is Kind.ROWS:
+        return law.of_denominators(reading, others, cut.rows)
+    if term.kind is Kind.PARAMETERS:
+        return law.of_constants(reading, others, cut.rows)
+    name = pretty(term.end) or "the loss"
+    parts = [seen.parts[place] for seen in (whole.seen, *halves)]
+    known = [part for part in parts if part is not None]
+    if whole.not_comparable or len(known) < len(parts):
+        notes.append(f"{name} can't be read from its graph and is taken for a mean over rows")
+        return TermLaw(Law.ROWS)
+    slack = whole.allowed.slack(*known)
+    by_constants = _law_of_constants(reading, others, cut, known, slack) if term.path else None
+    if by_constants is not None:
+        notes.append(f"{name} can't be read from its graph; its halves fit the constants that divide it")
+        return by_constants
+    found = law.of_values(known[0], known[1:], cut.rows, slack)
+    if found is None:
+        raise law.NoLaw(
+            "can't be read from its graph, and combines neither like a mean over rows nor like a sum: "
+            f"{known[1]:.8g} and {known[2]:.8g} for {cut.rows[0]} and {cut.rows[1]} rows, "
+            f"{known[0]:.8g} for both together"
+        )
+    kind = "a mean over rows" if found is Law.ROWS else "a sum"
+    notes.append(f"{name} can't be read from its graph; it was found to combine like {kind}")
+    return TermLaw(found)
+
+
+def _law_of_constants(
+    reading: Reading, others: Sequence[Reading], cut: Cut, values: Sequence[float], slack: float
+) -> TermLaw | None:
+    """The law that the constants on the way to an unreadable term suggest, where its values obey it."""
+    try:
+        found = law.of_denominators(reading, others, cut.rows)
+    except law.NoLaw:
+        return None
+    if found.law is not Law.MEAN or not reading.weight:
+        return None
+    combined = sum(
+        other.weight / reading.weight * value for other, value in zip(others, values[1:], strict=True)
+    )
+    return found if abs(combined - values[0]) <= slack else None
