@@ -2,5 +2,6 @@
 
 from anybatch import errors
 from anybatch._apply import apply
+from anybatch._verify import Verification, verify
 
-__all__ = ["apply", "errors"]
+__all__ = ["Verification", "apply", "errors", "verify"]

@@ -20,13 +20,15 @@ from anybatch.errors import InexactError, InexactWarning
 from anybatch.exact import graph
 from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Given, Memory, Pattern
-from anybatch.exact.shares import PieceWeights
 from anybatch.exact.reading import Reading
+from anybatch.exact.shares import PieceWeights
+from anybatch.exact.total import PieceLosses, total
 from anybatch.exact.weights import BatchWeights
 from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import batch_norms
 from anybatch.fit.reach import Reach
 from anybatch.fit.transaction import Transaction
+from anybatch.memory.device import widest_float
 
 _MOST_ATTEMPTS = 12
 
@@ -203,6 +205,11 @@ class Call:
         """Starts again, counting what all pieces divide by before the first backward."""
         self.memory.needs_counting = True
         raise Again
+
+    def total(self, pieces: Sequence[PieceLosses], ratio: float) -> list[torch.Tensor]:
+        """The losses of the whole mini-batch."""
+        wide = widest_float(pieces[0].losses[0].device)
+        return total(pieces, self.layout.rows, ratio, wide)
 
     def warn(self, transaction: Transaction) -> None:
         """Says, once per function, what may make the result differ; before anything is committed."""

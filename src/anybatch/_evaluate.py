@@ -19,7 +19,7 @@ from anybatch.exact import evidence, graph, shares
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Given, Pattern, weighted
 from anybatch.exact.shares import Key, PieceWeights
-from anybatch.exact.total import PieceLosses, total
+from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Recorder
 from anybatch.fit.transaction import Transaction
 
@@ -57,7 +57,7 @@ def _attempt(call: Call) -> Any:
             del piece
         whole = shares.totals([one.weights for one in done])
         pieces = [_losses(call, one, whole) for one in done]
-        losses = total(pieces, call.layout.rows, 1.0)
+        losses = call.total(pieces, 1.0)
         call.warn(transaction)
         transaction.gradients.roll_back()
         return answer([one.result for one in done], losses, call.sizes, call.layout.device)

@@ -13,7 +13,7 @@ from anybatch.batch import InputGradient, Piece, detach, input_gradients
 from anybatch.exact import evidence, graph, scale, shares
 from anybatch.exact.scale import Plan
 from anybatch.exact.shares import Key, PieceWeights
-from anybatch.exact.total import PieceLosses, total
+from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Recorder
 from anybatch.fit.transaction import Transaction
 
@@ -51,7 +51,7 @@ def _attempt(call: Call) -> Any:
         ratio = _correction(call, done) if call.is_cut and not counted else 1.0
         transaction.gradients.rescale(ratio)
         _give_input_gradients(transaction, done, ratio)
-        losses = total([one.losses for one in done], call.layout.rows, ratio)
+        losses = call.total([one.losses for one in done], ratio)
         result = answer([one.result for one in done], losses, call.sizes, call.layout.device)
         call.warn(transaction)
         transaction.gradients.commit()

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from anybatch.exact.law import Law
 from anybatch.exact.shares import PieceWeights
-from anybatch.memory.device import widest_float
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,22 +46,22 @@ class PieceLosses:
         return cls(detached, tuple(commons), weights, tuple(factors), kept)
 
 
-def total(pieces: Sequence[PieceLosses], rows: int, ratio: float) -> list[Tensor]:
+def total(pieces: Sequence[PieceLosses], rows: int, ratio: float, wide: torch.dtype) -> list[Tensor]:
     """The losses of the whole mini-batch, detached, in the dtype and on the device of the pieces' losses.
 
     Args:
         pieces: In row order.
         rows: The number of rows of the mini-batch.
         ratio: What all factors are still to be multiplied with.
+        wide: The dtype to add up in.
     """
-    return [_total(pieces, root, rows, ratio) for root in range(len(pieces[0].losses))]
+    return [_total(pieces, root, rows, ratio, wide) for root in range(len(pieces[0].losses))]
 
 
-def _total(pieces: Sequence[PieceLosses], root: int, rows: int, ratio: float) -> Tensor:
+def _total(pieces: Sequence[PieceLosses], root: int, rows: int, ratio: float, wide: torch.dtype) -> Tensor:
     if _adds_up_by_parts(pieces, root):
         return pieces[0].losses[root].new_tensor(_by_parts(pieces, root, rows, ratio))
     first = pieces[0].losses[root]
-    wide = widest_float(first.device)
     counted = [(piece.losses[root], factor) for piece in pieces if (factor := piece.commons[root])]
     if not counted:
         return torch.zeros_like(first)
