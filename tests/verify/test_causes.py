@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import anybatch
+from anybatch.errors import InexactError
 
 from .ingredients import function_with, mini_batch
 
@@ -153,6 +154,19 @@ def test_random_numbers_outside_of_modules(noise: str) -> None:
     assert len(found.causes) == 1
     assert found.causes[0].startswith(f"The function draws random numbers ({name}), others for micro-batches")
     assert found.switched_off == ()
+
+
+def test_random_numbers_from_a_seed() -> None:
+    """Random numbers that the function seeds itself are the same in each call, and so others for each row."""
+    model = nn.Linear(6, 3).double()
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return F.cross_entropy(model(x + torch.randn_like(x)), y)
+
+    found = _verified(step)
+    assert len(found.causes) == 1
+    assert found.causes[0].startswith("The function draws random numbers (torch)")
 
 
 def test_random_numbers_beside_dropout_and_a_refused_loss() -> None:
@@ -413,3 +427,39 @@ def test_difference_that_nothing_explains() -> None:
     found = _verified(step)
     assert not found.is_exact
     assert found.causes[0].startswith("Rows depend on each other in a way that the probe did not see")
+
+
+def test_loss_that_has_another_form_in_each_call() -> None:
+    """A loss whose graph is never the same twice is refused, and its figures are shown all the same."""
+    model = nn.Linear(6, 3).double()
+
+    class Elsewhere:
+        calls = 0
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        Elsewhere.calls += 1
+        loss = F.cross_entropy(model(x), y)
+        for _ in range(Elsewhere.calls):
+            loss = loss.neg().neg()
+        return loss
+
+    found = _verified(step)
+    assert not found.is_exact
+    assert found.largest_error_ratio < 1e-13
+    assert len(found.causes) == 1
+    assert found.causes[0].startswith("The loss does not add up: ")
+
+
+def test_call_that_can_not_run_in_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is refused although a warning would do has no figures, and says why."""
+
+    def refused(*_: Any) -> Any:
+        raise InexactError("no two pieces are alike")
+
+    monkeypatch.setattr("anybatch._verify.runs.in_pieces", refused)
+    found = _verified(function_with([])[0])
+    assert not found.is_exact
+    assert found.largest_error_ratio == float("inf")
+    assert isinstance(found.loss_in_pieces, float)
+    assert found.loss_in_pieces != found.loss_in_pieces
+    assert found.causes[0].startswith("The loss does not add up: no two pieces are alike.")

@@ -298,6 +298,21 @@ def test_call_that_is_none() -> None:
         anybatch.verify(step, batch["x"], batch["y"][:7])
 
 
+def test_lazy_module_that_has_not_run() -> None:
+    """A lazy module, whose first run can't be undone, is refused and still lazy; idle ones do not disturb."""
+    model, lazy = _network(), nn.LazyLinear(3).double()
+
+    @anybatch.apply(["x", "y"], ub_size=4)
+    def step(x: Tensor, y: Tensor, is_lazy: bool) -> Tensor:
+        return F.cross_entropy((lazy if is_lazy else model)(x), y)
+
+    assert anybatch.verify(step, is_lazy=False, **_batch()).is_exact
+    with pytest.raises(ValueError, match="LazyLinear, whose weight and bias has no shape yet"):
+        anybatch.verify(step, is_lazy=True, **_batch())
+    assert isinstance(lazy, nn.LazyLinear)
+    assert lazy(torch.zeros(2, 6).double()).shape == (2, 3)
+
+
 def test_function_that_returns_no_loss() -> None:
     """A function without a loss gets the error that the call gives."""
     with pytest.raises(LossError, match="nothing"):

@@ -157,6 +157,9 @@ def _of_loss(
         ratio = laboratory.ratio_in_float64(suspects)
         if ratio is not None:
             return [sentences.rounding(laboratory.first.seen.lowest, ratio)]
+    if laboratory.draws_anyway:
+        # They come the same each time (the function seeds them), and still in the order of calls.
+        return [sentences.random_numbers(laboratory.first.generators)]
     return [sentences.unproved(note) for note in _unproved(base)] or [sentences.unknown()]
 
 

@@ -55,7 +55,7 @@ def verify(step: Callable[..., Any], /, *args: Any, double: bool = False, **kwar
 
     Raises:
         TypeError: `step` is not decorated with `anybatch.apply`.
-        ValueError: `double` on a device that has no float64.
+        ValueError: `double` on a device that has no float64; a lazy module that has not run yet.
         BatchError, LossError, WeightError: As from the call.
 
     Error:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from anybatch._apply import Applied
 from anybatch._run import returned
@@ -59,10 +60,12 @@ def whole(subject: Subject, scene: Scene, seen: Seen | None = None) -> Outcome:
 
     Raises:
         LossError: The function returns no loss, or ran backward itself.
+        ValueError: A module runs for the first time, and has no parameters yet.
     """
     seen = seen or Seen()
 
     def enter(module: Module) -> None:
+        _check_initialized(module)
         scene.add_module(module)
         seen.modules[module] = None
 
@@ -131,6 +134,15 @@ def _look_at(losses: Iterable[Tensor], scene: Scene, entries: Iterable[Tensor] =
         if id(leaf) not in passed:
             scene.add_leaf(leaf)
     return graph.lowest_precision(seen.nodes)
+
+
+def _check_initialized(module: Module) -> None:
+    lazy = [name for name, leaf in module.named_parameters(recurse=False) if is_lazy(leaf)]
+    if lazy:
+        raise ValueError(
+            "`verify`: a model has run before, for what a lazy module becomes can't be undone. Got "
+            f"{type(module).__name__}, whose {' and '.join(lazy)} has no shape yet. Call the model once."
+        )
 
 
 def _check_bare(leaves: Iterable[Tensor], function: str) -> None:
