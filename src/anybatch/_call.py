@@ -19,11 +19,11 @@ from anybatch.batch import Layout, Piece, balanced, feed
 from anybatch.errors import InexactError, InexactWarning
 from anybatch.exact import graph
 from anybatch.exact.guess import guess
-from anybatch.exact.pattern import Given, Memory, Pattern
+from anybatch.exact.pattern import Memory, Pattern
 from anybatch.exact.reading import Reading
 from anybatch.exact.shares import PieceWeights
 from anybatch.exact.total import PieceLosses, total
-from anybatch.exact.weights import BatchWeights
+from anybatch.exact.weights import BatchWeights, Given
 from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import batch_norms
 from anybatch.fit.reach import Reach
@@ -91,8 +91,6 @@ class Call:
         Raises:
             InexactError: None does.
         """
-        if self.is_cut:
-            self._weights.check_adds_up(self.sizes)
         for _ in range(_MOST_ATTEMPTS):
             self.notes.clear()
             try:
@@ -126,6 +124,15 @@ class Call:
     def should_learn(self) -> bool:
         """Is nothing known, or nothing for sure, and is it worth another probe?"""
         return not self.memory.patterns or not (self.memory.is_proved or self._learner.is_tired())
+
+    def check_weights(self) -> None:
+        """Evaluates the caller's weights, before anything runs.
+
+        Raises:
+            WeightError: One is no weight, or they don't add up over rows.
+        """
+        if self.is_cut:
+            self._weights.check_adds_up(self.sizes)
 
     def learn(self, index: int) -> None:
         """Probes the function on the piece of the given index."""

@@ -17,10 +17,12 @@ from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import Piece, detach, outside_inference
 from anybatch.exact import evidence, graph, shares
 from anybatch.exact.law import Law
-from anybatch.exact.pattern import Given, Pattern, weighted
-from anybatch.exact.shares import Key, PieceWeights
+from anybatch.exact.pattern import Pattern, weighted
+from anybatch.exact.shares import PieceWeights
+from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Recorder
+from anybatch.exact.weights import Given
 from anybatch.fit.transaction import Transaction
 
 _NO_GRAPH = (
@@ -45,6 +47,7 @@ def evaluate(call: Call) -> Any:
     Returns:
         What `train` returns.
     """
+    call.check_weights()
     return call.in_attempts(lambda: _attempt(call))
 
 

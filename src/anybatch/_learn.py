@@ -14,9 +14,9 @@ from anybatch.errors import InexactError, InexactWarning
 from anybatch.exact.cuts import spread, wide
 from anybatch.exact.graph import Graph
 from anybatch.exact.law import Law
-from anybatch.exact.pattern import Given, Memory, weighted
+from anybatch.exact.pattern import Memory, weighted
 from anybatch.exact.probe import Refuted, probe
-from anybatch.exact.weights import BatchWeights
+from anybatch.exact.weights import BatchWeights, Given
 from anybatch.fit.reach import Reach
 
 _MOST_PROBES = 8

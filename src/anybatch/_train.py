@@ -12,7 +12,8 @@ from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import InputGradient, Piece, detach, input_gradients
 from anybatch.exact import evidence, graph, scale, shares
 from anybatch.exact.scale import Plan
-from anybatch.exact.shares import Key, PieceWeights
+from anybatch.exact.shares import PieceWeights
+from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Recorder
 from anybatch.fit.transaction import Transaction
@@ -33,6 +34,7 @@ def train(call: Call) -> Any:
     Returns:
         The loss, or a tuple of the loss and the outputs, as the function returns them.
     """
+    call.check_weights()
     if call.is_cut and call.should_learn():
         call.learn(0)
     return call.in_attempts(lambda: _attempt(call))

@@ -13,9 +13,11 @@ from anybatch.exact import nodes, terms
 from anybatch.exact.graph import Graph, shapes
 from anybatch.exact.labels import Label, Labelled
 from anybatch.exact.law import Law, TermLaw
-from anybatch.exact.pattern import Given, Pattern
-from anybatch.exact.reading import Reading, follow
+from anybatch.exact.nodes import Constant
+from anybatch.exact.pattern import Pattern
+from anybatch.exact.reading import follow
 from anybatch.exact.terms import Kind, Term
+from anybatch.exact.weights import Given
 
 
 def guess(graph: Graph, rows: int, given: Sequence[Given | None]) -> Pattern:
@@ -33,7 +35,8 @@ def guess(graph: Graph, rows: int, given: Sequence[Given | None]) -> Pattern:
     known += [
         terms.unlabelled(index) for index, one in enumerate(given) if one is not None or index in refused
     ]
-    laws = {term.key: _law(term, graph.nodes[graph.roots[term.root]], given[term.root]) for term in known}
+    tops = [graph.nodes[root] for root in graph.roots]
+    laws = {term.key: _law(term, tops[term.root], given[term.root], rows) for term in known}
     return Pattern(tuple(known), laws, (None,) * len(given))
 
 
@@ -49,20 +52,24 @@ def _labels(graph: Graph, rows: int) -> list[Label]:
     return labels
 
 
-def _law(term: Term, root: Node, given: Given | None) -> TermLaw:
+def _law(term: Term, root: Node, given: Given | None, rows: int) -> TermLaw:
     if given is not None:
         return TermLaw(given.law)
     if term.kind is Kind.PARAMETERS:
         return TermLaw(Law.ONCE)
     if term.kind is Kind.OPAQUE:
         return TermLaw(Law.ROWS)
-    is_divided = any(step.name in nodes.RATIOS for step in term.path)
-    if nodes.is_sum(term.end) and not (is_divided and _may_be_a_count(follow(term, root))):
+    reading = follow(term, root)
+    is_sum = nodes.denominator(reading.end, term.end) == 1.0
+    if is_sum and not any(_may_be_a_count(one, reading.end, rows) for one in reading.scalars):
         return TermLaw(Law.SUM)
     return TermLaw(Law.MEAN)
 
 
-def _may_be_a_count(reading: Reading) -> bool:
-    """Does a sum divide by no more than the elements that it has?"""
-    sizes = getattr(reading.end, "_saved_self_sym_sizes", None)
-    return sizes is None or reading.denominator <= math.prod(sizes)
+def _may_be_a_count(constant: Constant, end: Node, rows: int) -> bool:
+    """Does a sum divide by no more than the elements that it has, or multiply with one over its rows?"""
+    value = abs(float(constant.value))
+    if not constant.divides:
+        return rows > 1 and 0 < value < 1 and math.isclose(1 / value % rows, 0, abs_tol=1e-9)
+    sizes = getattr(end, "_saved_self_sym_sizes", None)
+    return value > 1 and (sizes is None or value <= math.prod(sizes))

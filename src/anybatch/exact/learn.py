@@ -10,9 +10,10 @@ from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen
 from anybatch.exact.labels import pretty
 from anybatch.exact.law import Law, TermLaw
-from anybatch.exact.pattern import Given, Pattern
+from anybatch.exact.pattern import Pattern
 from anybatch.exact.reading import Reading
-from anybatch.exact.terms import Kind, Term
+from anybatch.exact.terms import Key, Kind, Term
+from anybatch.exact.weights import Given
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Whole:
 
 def learn(whole: Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tuple[str, ...]]:
     """The law of each term, and why there is none where there is none."""
-    laws: dict[tuple[object, ...], TermLaw] = {}
+    laws: dict[Key, TermLaw] = {}
     causes: list[str] = []
     notes: list[str] = []
     for place, term in enumerate(whole.terms):

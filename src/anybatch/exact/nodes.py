@@ -5,10 +5,13 @@ and under which name.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.graph import Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from anybatch.exact.graph import is_custom
 
@@ -52,6 +55,10 @@ class Constant:
 
     value: Denominator
     divides: bool = False
+
+    @property
+    def elements(self) -> int:
+        return self.value.numel() if isinstance(self.value, torch.Tensor) else 1
 
 
 # Linear in one input, whatever their other arguments.
@@ -219,6 +226,11 @@ def _declared(node: Node, name: str) -> Denominator:
     if declared is None:
         raise Unreadable(name)
     return declared
+
+
+def outside_modes() -> AbstractContextManager[Any]:
+    """A context without the user's dispatch modes, in which saved numbers can't be read (torch 2.13)."""
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
 
 def saved(node: Node, attribute: str):  # type: ignore[no-untyped-def]  # tensors, numbers, lists, None

@@ -9,15 +9,7 @@ from torch.autograd.graph import Node
 from anybatch.exact.graph import node_of
 from anybatch.exact.law import Law, TermLaw
 from anybatch.exact.reading import OtherGraph, Reading, follow
-from anybatch.exact.terms import Term, unlabelled
-
-
-@dataclass(frozen=True)
-class Given:
-    """What the caller says of a loss: its law, and for `Law.GIVEN` the weight of some rows."""
-
-    law: Law
-    weight: float = 0.0
+from anybatch.exact.terms import Key, Term, unlabelled
 
 
 @dataclass(frozen=True)
@@ -36,7 +28,7 @@ class Pattern:
     """
 
     terms: tuple[Term, ...]
-    laws: Mapping[tuple[object, ...], TermLaw]
+    laws: Mapping[Key, TermLaw]
     remainders: tuple[Law | None, ...]
     uses_values: bool = False
     warnings: tuple[str, ...] = ()
@@ -44,10 +36,12 @@ class Pattern:
     is_proved: bool = True
 
     def law(self, term: Term) -> TermLaw:
+        """The law of one of its terms."""
         return self.laws[term.key]
 
     @property
     def losses(self) -> int:
+        """The number of losses."""
         return len(self.remainders)
 
     def read(self, losses: Sequence[torch.Tensor]) -> list[Reading]:

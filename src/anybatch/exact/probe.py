@@ -14,11 +14,12 @@ from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen, Trial
 from anybatch.exact.law import Law
 from anybatch.exact.learn import Whole, learn
-from anybatch.exact.pattern import Given, Pattern, weighted
+from anybatch.exact.pattern import Pattern, weighted
 from anybatch.exact.reading import OtherGraph
 from anybatch.exact.rehearsal import NoRoom, Rehearsal, Rehearse
 from anybatch.exact.scale import CannotScale
 from anybatch.exact.terms import Kind, Term
+from anybatch.exact.weights import Given
 
 _LEAVES = 4
 

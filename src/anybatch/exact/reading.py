@@ -23,7 +23,8 @@ class Reading:
         end: The node that sums up the rows.
         stop: The node at which the term is cut off where it counts nothing: the end, or the highest learned
             coefficient of the term alone, whose gradient would be a product with its nan.
-        vectors: Constants on the path that have more than one element.
+        scalars: Constants on the path that have one element.
+        vectors: Those that have more.
     """
 
     denominator: float
@@ -31,6 +32,7 @@ class Reading:
     top: Node
     end: Node
     stop: Node
+    scalars: tuple[nodes.Constant, ...]
     vectors: tuple[torch.Tensor, ...]
 
     @property
@@ -47,9 +49,17 @@ def follow(term: Term, root: Node) -> Reading:
     """Reads a term on a piece's graph, along its path.
 
     Raises:
-        OtherGraph: The path leads elsewhere.
-        nodes.Unreadable: A constant on the path was changed in place.
+        OtherGraph: The path leads elsewhere, or a constant on it was changed in place.
     """
+    trail = _trail(term, root)
+    try:
+        with nodes.outside_modes():
+            return _read(term, trail)
+    except nodes.Unreadable as reason:
+        raise OtherGraph(f"{pretty(term.end)}, which can't be read: {reason}") from reason
+
+
+def _trail(term: Term, root: Node) -> list[Node]:
     trail = [root]
     for step in term.path:
         node = trail[-1]
@@ -60,30 +70,41 @@ def follow(term: Term, root: Node) -> Reading:
         trail.append(below)
     if term.end and trail[-1].name() != term.end:
         raise OtherGraph(f"{pretty(trail[-1].name())} instead of {pretty(term.end)}")
-    constants = _constants(term, trail)
-    scalars = [value for value, _ in constants if value.numel() == 1]
-    has_divisor = any(divides for _, divides in constants)
-    ratio = 1.0
-    is_masked = term.kind is not Kind.PARAMETERS and has_divisor and is_masked_out(trail[-1])
-    for value, divides in constants:
-        if value.numel() == 1:
-            number = abs(float(value.double()))
-            if divides:
-                ratio *= number
-            elif number:
-                ratio /= number
-    own = nodes.denominator(trail[-1], term.end) if term.kind is Kind.ROWS else 1.0
-    vectors = tuple(value for value, _ in constants if value.numel() != 1)
+    return trail
+
+
+def _read(term: Term, trail: Sequence[Node]) -> Reading:
+    steps = zip(trail, term.path, strict=False)
+    found = [constant for node, step in steps if (constant := nodes.constant(node, step.name, step.edge))]
+    scalars = tuple(constant for constant in found if constant.elements == 1)
+    vectors = tuple(torch.as_tensor(constant.value) for constant in found if constant.elements != 1)
     if term.kind is Kind.PARAMETERS:
-        vectors = (*scalars, *vectors, *_constants_below(trail[-1]))
+        values = (torch.as_tensor(constant.value) for constant in scalars)
+        vectors = (*values, *vectors, *_constants_below(trail[-1]))
+    has_divisor = any(constant.divides for constant in found)
+    own = nodes.denominator(trail[-1], term.end) if term.kind is Kind.ROWS else 1.0
     own_learned = [place for place in term.learned if place >= term.branch]
-    stop = trail[min(own_learned)] if own_learned else trail[-1]
-    return Reading(float(own) * ratio, is_masked, trail[term.branch], trail[-1], stop, vectors)
+    return Reading(
+        denominator=float(own) * _divisor(scalars),
+        is_masked=term.kind is not Kind.PARAMETERS and has_divisor and is_masked_out(trail[-1]),
+        top=trail[term.branch],
+        end=trail[-1],
+        stop=trail[min(own_learned)] if own_learned else trail[-1],
+        scalars=scalars,
+        vectors=vectors,
+    )
 
 
-def _constants(term: Term, trail: Sequence[Node]) -> list[tuple[torch.Tensor, bool]]:
-    found = (nodes.constant(node, step.name, step.edge) for node, step in zip(trail, term.path, strict=False))
-    return [(torch.as_tensor(constant.value), constant.divides) for constant in found if constant]
+def _divisor(scalars: Sequence[nodes.Constant]) -> float:
+    """What scalar constants divide by together. A zero takes its term out, whatever it is divided by."""
+    divisor = 1.0
+    for constant in scalars:
+        value = abs(float(constant.value))
+        if constant.divides:
+            divisor *= value
+        elif value:
+            divisor /= value
+    return divisor
 
 
 def _constants_below(node: Node) -> list[torch.Tensor]:

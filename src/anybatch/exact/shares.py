@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from anybatch.exact.law import Law, is_clamped
-from anybatch.exact.pattern import Given, Pattern
+from anybatch.exact.pattern import Pattern
 from anybatch.exact.reading import Reading
-
-Key = tuple[object, ...]
+from anybatch.exact.terms import Key
+from anybatch.exact.weights import Given
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,8 +23,13 @@ from anybatch.exact import nodes
 from anybatch.exact.graph import is_custom
 from anybatch.exact.labels import Label, Labelled, pretty
 
+Key = tuple[object, ...]
+"""What tells a term from others, the same in every piece."""
+
 
 class Kind(enum.Enum):
+    """What can be said of a term: it is read, or can't be, or has no rows at all."""
+
     ROWS = "rows"
     OPAQUE = "opaque"
     PARAMETERS = "parameters"
@@ -62,12 +67,12 @@ class Term:
     occurrence: int = 0
 
     @property
-    def key(self) -> tuple[object, ...]:
+    def key(self) -> Key:
         """Equal for the same term of two pieces, of which one may have more terms beside it."""
         return (*self._shape, self.occurrence)
 
     @property
-    def _shape(self) -> tuple[object, ...]:
+    def _shape(self) -> Key:
         skipped = {"AddBackward0", "SubBackward0"}
         names = tuple(step.name for step in self.path if step.name not in skipped)
         return (self.root, names, self.end, self.kind)
@@ -107,7 +112,7 @@ def find(labelled: Labelled, wanted: Collection[int]) -> Findings:
     for index, root in enumerate(labelled.graph.roots):
         if index in wanted:
             _descend(labelled, root, index, (), (), found)
-    seen: Counter[tuple[object, ...]] = Counter()
+    seen: Counter[Key] = Counter()
     numbered = []
     for term in found.terms:
         numbered.append(replace(term, branch=_shared_steps(term, found.terms), occurrence=seen[term._shape]))
@@ -164,7 +169,8 @@ def _is_linear_here(name: str, kids: dict[int, Label]) -> bool:
 
 def _is_readable(node: Node, name: str) -> bool:
     try:
-        nodes.denominator(node, name)
+        with nodes.outside_modes():
+            nodes.denominator(node, name)
     except nodes.Unreadable:
         return False
     return True

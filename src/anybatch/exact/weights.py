@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -10,13 +11,20 @@ import torch
 
 from anybatch.errors import WeightError
 from anybatch.exact.law import Law
-from anybatch.exact.pattern import Given
 
 Rule = str | Callable[..., Any]
 Weight = Rule | Mapping[str, Rule]
 Slices = Callable[[int, int], dict[str, Any]]
 
 _LAWS = {"rows": Law.ROWS, "sum": Law.SUM}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller says of a loss: its law, and for `Law.GIVEN` the weight of some rows."""
+
+    law: Law
+    weight: float = 0.0
 
 
 class Weights:

@@ -89,7 +89,13 @@ class Gradients:
         """
         for leaf in self._leaves.values():
             if leaf.reference() is not None and leaf.was_touched():
-                raise LossError(_touched(function, leaf.name))
+                raise LossError(touched(function, leaf.name))
+
+    def explain(self, error: BaseException) -> bool:
+        """Is the error torch's refusal to accumulate into a placeholder?"""
+        has_placeholder = any(leaf.before is not None and not leaf.is_fresh for leaf in self._leaves.values())
+        # torch has no error class of its own for this (2.13).
+        return has_placeholder and "more than one element of the written-to tensor" in str(error)
 
     def make_fresh(self) -> None:
         """Lets newly watched leaves accumulate from nothing."""
@@ -119,20 +125,23 @@ class Gradients:
         place, and post-accumulate hooks see sums that are no one else's.
         """
         with torch.no_grad():
-            alive = [
-                (tensor, leaf) for leaf in self._leaves.values() if (tensor := leaf.reference()) is not None
+            taken = [
+                (leaf, list(leaf.hooks.values()), list(leaf.after_hooks.values())) for leaf in self._alive()
             ]
-            found = [(tensor, leaf, _hooked(leaf)) for tensor, leaf in alive]
+            # First, so that a hook that removes itself is gone.
             self._give_hooks_back()
-            given = [one for one in found if one[2] is not None]
-            has_after_hooks = any(leaf.after_hooks for _, leaf, _ in given)
-            for tensor, leaf, gradient in found:
-                tensor.grad = (
-                    leaf.before if gradient is None else _sum(leaf.before, gradient, not has_after_hooks)
-                )
-            for tensor, leaf, _ in given:
-                for hook in leaf.after_hooks.values():
-                    hook(tensor)
+            found = [(leaf, _hooked(leaf, own), after) for leaf, own, after in taken]
+            is_in_place = not any(after for _, gradient, after in found if gradient is not None)
+            for leaf, gradient, _ in found:
+                leaf.put(leaf.before if gradient is None else _sum(leaf.before, gradient, is_in_place))
+            for leaf, gradient, after in found:
+                tensor = leaf.reference()
+                if gradient is not None and tensor is not None:
+                    for hook in after:
+                        hook(tensor)
+
+    def _alive(self) -> list[_Leaf]:
+        return [leaf for leaf in self._leaves.values() if leaf.reference() is not None]
 
     def roll_back(self) -> None:
         """Drops what was accumulated."""
@@ -146,6 +155,7 @@ class Gradients:
             if tensor is not None:
                 hooks.give_back(tensor._backward_hooks, leaf.hooks)
                 hooks.give_back(tensor._post_accumulate_grad_hooks, leaf.after_hooks)
+            leaf.hooks, leaf.after_hooks = {}, {}
 
 
 def _placeholder(gradient: Tensor) -> Tensor:
@@ -156,15 +166,7 @@ def _placeholder(gradient: Tensor) -> Tensor:
     return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
 
 
-def explain(error: RuntimeError, function: str) -> LossError | None:
-    """What torch's refusal to accumulate into a placeholder means; None where the error is another."""
-    # torch has no error class of its own for this (2.13).
-    if "more than one element of the written-to tensor" in str(error):
-        return LossError(_touched(function, "a parameter"))
-    return None
-
-
-def _touched(function: str, leaf: str) -> str:
+def touched(function: str, leaf: str) -> str:
     return (
         "`apply`: the function returns the loss, and the call runs backward. "
         f"Got {function}, which changed the gradient of {leaf} itself. "
@@ -172,12 +174,12 @@ def _touched(function: str, leaf: str) -> str:
     )
 
 
-def _hooked(leaf: _Leaf) -> Tensor | None:
-    """The accumulated gradient as the leaf's hooks leave it."""
+def _hooked(leaf: _Leaf, own: Iterable[Hook]) -> Tensor | None:
+    """The accumulated gradient as the leaf's own hooks leave it."""
     gradient = leaf.gradient() if leaf.is_fresh else None
     if gradient is None:
         return None
-    for hook in leaf.hooks.values():
+    for hook in own:
         replaced = hook(gradient)
         gradient = gradient if replaced is None else replaced
     return gradient

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 _LARGEST_CONTAINER = 64
+_DEEPEST_CALL = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +75,8 @@ def _named_by(function: Any) -> Iterator[Any]:
             yield from _named_by(function.__wrapped__)
     elif hasattr(function, "_torchdynamo_orig_callable"):
         yield from _named_by(function._torchdynamo_orig_callable)
+    elif not isinstance(function, Module):
+        yield from _owned_by(function)
 
 
 def _owned_by(owner: Any) -> Iterator[Any]:
@@ -82,8 +85,13 @@ def _owned_by(owner: Any) -> Iterator[Any]:
         yield from vars(owner).values()
 
 
-def _variables_of(function: Any) -> Iterator[Any]:
+def _variables_of(function: Any, depth: int = 0) -> Iterator[Any]:
+    """What a function names, and what the functions of its own module that it names do."""
     variables = inspect.getclosurevars(function)
-    yield from variables.nonlocals.values()
-    yield from variables.globals.values()
+    named = [*variables.nonlocals.values(), *variables.globals.values()]
+    yield from named
     yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    for other in named if depth < _DEEPEST_CALL else ():
+        if inspect.isfunction(other) and other.__module__ == function.__module__:
+            yield from _variables_of(other, depth + 1)

@@ -7,7 +7,8 @@ from typing import Self
 import torch
 from torch.nn import Module
 
-from anybatch.fit.gradients import Gradients, explain
+from anybatch.errors import LossError
+from anybatch.fit.gradients import Gradients, touched
 from anybatch.fit.modules import watching
 from anybatch.fit.reach import Reach
 from anybatch.fit.snapshot import Snapshot
@@ -30,7 +31,12 @@ class Transaction:
         self._reach = reach
 
     def enter(self, module: Module) -> None:
-        """Takes note of one module, without its children, before it runs."""
+        """Takes note of a module and its children, before it runs: it may change a child that does not."""
+        if module not in self.snapshot:
+            for part in module.modules():
+                self._enter_one(part)
+
+    def _enter_one(self, module: Module) -> None:
         if module not in self.snapshot:
             self.snapshot.add(module)
             kind = type(module).__name__
@@ -47,16 +53,15 @@ class Transaction:
         """
         try:
             for module in self._reach.modules:
-                for part in module.modules():
-                    self.enter(part)
+                self.enter(module)
             self.gradients.watch(("a tensor", leaf) for leaf in self._reach.leaves)
             with watching(self.enter):
                 yield self
         except BaseException as error:
+            is_explained = self.gradients.explain(error)
             self.roll_back()
-            explained = explain(error, self.function) if isinstance(error, RuntimeError) else None
-            if explained is not None:
-                raise explained from error
+            if is_explained:
+                raise LossError(touched(self.function, "a parameter")) from error
             raise
 
     def roll_back(self) -> None:
