@@ -28,6 +28,14 @@ class _Done:
     inputs: tuple[InputGradient, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class _Counted:
+    """What the pieces divide by, and all of them together, where that was counted first."""
+
+    pieces: list[PieceWeights]
+    totals: dict[Key, float]
+
+
 def train(call: Call) -> Any:
     """Runs the call.
 
@@ -43,14 +51,14 @@ def train(call: Call) -> Any:
 def _attempt(call: Call) -> Any:
     transaction = call.transaction()
     with transaction.open():
-        counted = _count(call, transaction) if _counts_first(call) else []
+        counted = _count(call, transaction) if _counts_first(call) else None
         done: list[_Done] = []
         for piece in call.feed():
             done.append(_piece(call, transaction, piece, counted))
             del piece
         if call.is_cut:
             call.check_proof([one.losses.weights for one in done if one.losses.weights is not None])
-        ratio = _correction(call, done) if call.is_cut and not counted else 1.0
+        ratio = _correction(call, done) if call.is_cut and counted is None else 1.0
         transaction.gradients.rescale(ratio)
         _give_input_gradients(transaction, done, ratio)
         losses = call.total([one.losses for one in done], ratio)
@@ -65,7 +73,7 @@ def _counts_first(call: Call) -> bool:
     return call.is_cut and (memory.needs_counting or any(map(shares.needs_counting, memory.patterns)))
 
 
-def _count(call: Call, transaction: Transaction) -> list[PieceWeights]:
+def _count(call: Call, transaction: Transaction) -> _Counted:
     """Runs all pieces forward, keeping no large results, for what their terms divide by."""
     counted: list[PieceWeights] = []
     for piece in call.feed():
@@ -73,7 +81,7 @@ def _count(call: Call, transaction: Transaction) -> list[PieceWeights]:
             counted.append(_weigh(call, piece, _run(call, transaction, piece)))
         del piece
     transaction.snapshot.restore()
-    return counted
+    return _Counted(counted, shares.totals(counted))
 
 
 def _weigh(call: Call, piece: Piece, result: Returned) -> PieceWeights:
@@ -87,7 +95,7 @@ def _run(call: Call, transaction: Transaction, piece: Piece) -> Returned:
     return returned(value, call.bound.name, needs_graph=True)
 
 
-def _piece(call: Call, transaction: Transaction, piece: Piece, counted: Sequence[PieceWeights]) -> _Done:
+def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted | None) -> _Done:
     recorder = Recorder() if call.memory.needs_values else None
     with recorder or nullcontext():
         result = _run(call, transaction, piece)
@@ -121,14 +129,14 @@ def _look_at_graph(call: Call, transaction: Transaction, piece: Piece, result: R
 
 
 def _scale(
-    call: Call, piece: Piece, result: Returned, counted: Sequence[PieceWeights], recorder: Recorder | None
+    call: Call, piece: Piece, result: Returned, counted: _Counted | None, recorder: Recorder | None
 ) -> tuple[list[Plan], PieceLosses]:
     """How to run backward through the losses of a piece, and what to keep of them."""
     if graph.is_compiled(result.losses):
         return _scale_compiled(call, piece, result, counted)
     pattern, readings = call.match(piece, result)
     weights = shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
-    whole = shares.totals(counted) if counted else _expected(call, weights, result.names, result.losses)
+    whole = counted.totals if counted else _expected(call, weights, result.names, result.losses)
     if any(term.key not in whole for term in pattern.terms):
         call.count_first()
     factors = shares.factors(weights, whole)
@@ -146,16 +154,16 @@ def _scale(
 
 
 def _scale_compiled(
-    call: Call, piece: Piece, result: Returned, counted: Sequence[PieceWeights]
+    call: Call, piece: Piece, result: Returned, counted: _Counted | None
 ) -> tuple[list[Plan], PieceLosses]:
     """The same for losses whose graph a compiler has closed: what they divide by was counted uncompiled.
 
     They can be scaled as wholes only.
     """
-    if not counted:
+    if counted is None:
         call.count_first()
-    weights = counted[piece.index]
-    factors = shares.factors(weights, shares.totals(counted))
+    weights = counted.pieces[piece.index]
+    factors = shares.factors(weights, counted.totals)
     commons = shares.commons(weights, factors, len(call.sizes))
     if weights.pattern.uses_values or None in commons:
         call.refuse(

@@ -255,3 +255,24 @@ def test_detach_moves_tensors_and_keeps_the_rest() -> None:
     output = detach({"y": [torch.ones(2)], "s": "text", "odd": odd}, torch.device("meta"))
     assert output["y"][0].device.type == "meta"
     assert (output["s"], output["odd"]) == ("text", odd)
+
+
+def test_object_that_holds_tensors_in_attributes_keeps_no_graph() -> None:
+    """A distribution that a function returns comes back without its graph, as an object of its own kind."""
+    location = torch.zeros(3, requires_grad=True) * 2
+    made = torch.distributions.Normal(location, 1.0)
+    settled = detach({"policy": made}, None)["policy"]
+    assert type(settled) is torch.distributions.Normal
+    assert not settled.loc.requires_grad
+    assert made.loc is location
+
+
+def test_object_that_holds_itself_is_settled_once() -> None:
+    """An object in a cycle does not send `detach` round for ever."""
+
+    class Cache:
+        pass
+
+    cache = Cache()
+    cache.self, cache.keys = cache, torch.zeros(2, requires_grad=True) * 1  # type: ignore[attr-defined]
+    assert not detach(cache, None).keys.requires_grad

@@ -96,15 +96,25 @@ def _holds(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
     return any(_holds(child, is_wanted) for _, child in container.children(value))
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Apply `change` to the tensors in `value`, at any depth; what holds no changed one stays as it is."""
+def map_tensors(
+    value: Any, change: Callable[[Tensor], Any], otherwise: Callable[[Any], Any] | None = None
+) -> Any:
+    """Apply `change` to the tensors in `value`, at any depth; what holds no changed one stays as it is.
+
+    Args:
+        value: Anything.
+        change: What becomes of a tensor.
+        otherwise: What becomes of anything that is neither a tensor nor a known container; None leaves it.
+    """
     if isinstance(value, Tensor):
         return change(value)
     container = container_of(value)
-    if container is None or (container.is_list and holds_only_scalars(value)):
+    if container is None:
+        return value if otherwise is None else otherwise(value)
+    if container.is_list and holds_only_scalars(value):
         return value
     old = [child for _, child in container.children(value)]
-    new = [map_tensors(child, change) for child in old]
+    new = [map_tensors(child, change, otherwise) for child in old]
     if all(before is after for before, after in zip(old, new, strict=True)):
         return value
     return container.rebuild(value, new)

@@ -1,5 +1,6 @@
 """Put the outputs of the pieces together, in row order, without their graphs."""
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -21,9 +22,35 @@ def detach(output: Any, device: torch.device | None) -> Any:
 
     Returns:
         The same in containers of the same type. No tensor keeps a graph, or more memory than its own, alive
-        (rule 4), and none changes when a later piece writes into a buffer that was returned.
+        (rule 4), and none changes when a later piece writes into a buffer that was returned. An object that
+        holds tensors in attributes (a cache, a distribution) is copied, its tensors settled.
     """
-    return map_tensors(output, partial(_settled, device=device))
+    return _Settler(device)(output)
+
+
+class _Settler:
+    """Settles the tensors of one output, in containers and in the attributes of objects."""
+
+    def __init__(self, device: torch.device | None) -> None:
+        self._change = partial(_settled, device=device)
+        self._open: set[int] = set()
+
+    def __call__(self, value: Any) -> Any:
+        return map_tensors(value, self._change, self._object)
+
+    def _object(self, value: Any) -> Any:
+        attributes = getattr(value, "__dict__", None)
+        is_code = isinstance(value, (type, torch.nn.Module)) or callable(value)
+        if not attributes or is_code or id(value) in self._open:
+            return value
+        self._open.add(id(value))
+        settled = {name: self(child) for name, child in attributes.items()}
+        self._open.remove(id(value))
+        if all(settled[name] is child for name, child in attributes.items()):
+            return value
+        other = copy.copy(value)
+        vars(other).update(settled)
+        return other
 
 
 def _settled(output: Tensor, device: torch.device | None) -> Tensor:
