@@ -17,7 +17,7 @@ from anybatch._run import Bound, Returned
 from anybatch._settings import Settings
 from anybatch.batch import Layout, Piece, balanced, feed
 from anybatch.errors import InexactError, InexactWarning
-from anybatch.exact import graph
+from anybatch.exact import graph, shares
 from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Memory, Pattern
 from anybatch.exact.reading import Reading
@@ -31,6 +31,10 @@ from anybatch.fit.transaction import Transaction
 from anybatch.memory.device import widest_float
 
 _MOST_ATTEMPTS = 12
+_NO_ROOM = (
+    "a probe of two rows ran out of memory, so how the loss adds up was taken from its graph alone and not "
+    "compared with the whole"
+)
 
 
 class Again(Exception):
@@ -38,11 +42,13 @@ class Again(Exception):
 
     Attributes:
         index: The piece from which there is something to learn; None where the memory was told already.
+        straddles: Is it to be learnt across the border to the piece before?
     """
 
-    def __init__(self, index: int | None = None) -> None:
+    def __init__(self, index: int | None = None, *, straddles: bool = False) -> None:
         super().__init__()
         self.index = index
+        self.straddles = straddles
 
 
 @dataclass(eq=False)
@@ -71,7 +77,7 @@ class Call:
     warned: set[str]
     sizes: tuple[int, ...] = field(init=False)
     notes: list[str] = field(default_factory=list, init=False)
-    tried: set[int] = field(default_factory=set, init=False)
+    tried: set[tuple[int, bool]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self.sizes = balanced(self.layout.rows, self.settings.ub_size)
@@ -96,14 +102,14 @@ class Call:
             try:
                 return attempt()
             except Again as again:
-                index = again.index
+                index, straddles = again.index, again.straddles
             except Exception as error:
                 if is_out_of_memory(error):
                     error.add_note(self._advice())
                 raise
             # Outside the except block, whose traceback would keep the attempt's tensors alive.
             if index is not None:
-                self.learn(index)
+                self.learn(index, straddles)
         cause = (
             f"in each of {_MOST_ATTEMPTS} attempts a piece had a loss of a form that rows before did not have"
         )
@@ -134,10 +140,10 @@ class Call:
         if self.is_cut:
             self._weights.check_adds_up(self.sizes)
 
-    def learn(self, index: int) -> None:
+    def learn(self, index: int, straddles: bool = False) -> None:
         """Probes the function on the piece of the given index."""
-        self.tried.add(index)
-        self._learner.learn(self.sizes, index)
+        self.tried.add((index, straddles))
+        self._learner.learn(self.sizes, index, straddles)
 
     def learn_again(self, index: int) -> NoReturn:
         """Starts again with what the piece of the given index shows."""
@@ -162,8 +168,20 @@ class Call:
         if self.memory.is_proved or self.settings.on_inexact == "ignore":
             return
         for index, one in enumerate(weights):
-            if index not in self.tried and all(one.weights):
+            if (index, False) not in self.tried and all(one.weights):
                 raise Again(index)
+
+    def check_departure(self, weights: Sequence[PieceWeights]) -> None:
+        """Goes back to the probe where a piece divides by more or less per row than all rows before it.
+
+        A mask does that, and is fine. Rows cropped to the longest of their piece do it too, and are not.
+
+        Raises:
+            Again: There is such a piece, from which nothing was learnt yet.
+        """
+        index = shares.departure(weights)
+        if index and (index, True) not in self.tried and self.settings.on_inexact != "ignore":
+            raise Again(index, straddles=True)
 
     def feed(self) -> Iterator[Piece]:
         return feed(self.layout, self.sizes, self.device, is_compiled=self.reach.is_compiled)
@@ -186,7 +204,9 @@ class Call:
             Again: None is known.
         """
         matched = self.memory.match(result.losses)
-        if matched is None and self.settings.on_inexact == "ignore":
+        if matched is None and self.memory.has_no_room:
+            self.notes.append(_NO_ROOM)
+        if matched is None and (self.memory.has_no_room or self.settings.on_inexact == "ignore"):
             given = self.given_for(piece, result)
             self.memory.add(guess(graph.read(result.losses), piece.rows, given))
             matched = self.memory.match(result.losses)

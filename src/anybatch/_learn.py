@@ -11,7 +11,7 @@ from anybatch._run import Bound
 from anybatch._settings import Settings
 from anybatch.batch import Layout
 from anybatch.errors import InexactError, InexactWarning
-from anybatch.exact.cuts import spread, wide
+from anybatch.exact.cuts import spread, straddle, wide
 from anybatch.exact.graph import Graph
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Memory, weighted
@@ -34,8 +34,13 @@ class Learner:
     reach: Reach
     device: torch.device | None
 
-    def learn(self, sizes: Sequence[int], index: int) -> None:
+    def learn(self, sizes: Sequence[int], index: int, straddles: bool = False) -> None:
         """Probes the function, on the piece of the given index first.
+
+        Args:
+            sizes: The rows of each piece.
+            index: The piece.
+            straddles: Probe across the border to the piece before it: the two differ in what they divide by.
 
         Raises:
             InexactError: The loss does not add up, and the caller wants to hear of it as an error.
@@ -45,7 +50,7 @@ class Learner:
         self.memory.probes += 1
         most_rows = max(sizes)
         rehearser = Rehearser(self.bound, self.layout, self.device, self.reach, most_rows)
-        cuts = spread(sizes, index)
+        cuts = [straddle(sizes, index)] if straddles else spread(sizes, index)
         first = wide(sizes[index], sum(sizes))
         if first is not None and not self.memory.patterns:
             cuts.insert(0, first)
@@ -58,6 +63,7 @@ class Learner:
         except Refuted as refuted:
             self.refuse(refuted.causes, refuted.losses)
         else:
+            self.memory.has_no_room = not found and not self.memory.patterns
             if found:
                 self.memory.patterns = [known for known in self.memory.patterns if known.is_proved]
             for pattern in found:

@@ -57,7 +57,9 @@ def _attempt(call: Call) -> Any:
             done.append(_piece(call, transaction, piece, counted))
             del piece
         if call.is_cut:
-            call.check_proof([one.losses.weights for one in done if one.losses.weights is not None])
+            weights = [one.losses.weights for one in done if one.losses.weights is not None]
+            call.check_proof(weights)
+            call.check_departure(weights)
         ratio = _correction(call, done) if call.is_cut and counted is None else 1.0
         transaction.gradients.rescale(ratio)
         _give_input_gradients(transaction, done, ratio)

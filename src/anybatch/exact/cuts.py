@@ -58,6 +58,14 @@ def wide(rows: int, total: int) -> Cut | None:
     return replace(halve(0, width, total), is_wide=True) if rows <= _FEW_ROWS and width > rows else None
 
 
+def straddle(sizes: Sequence[int], index: int) -> Cut:
+    """As many rows as a piece has, from the last of the piece before the given one on into it."""
+    border, rows = sum(sizes[:index]), max(min(sizes[index], sum(sizes)), 2)
+    start = max(border - rows // 2, 0)
+    stop = min(start + rows, sum(sizes))
+    return Cut(start, border, stop, sum(sizes))
+
+
 def spread(sizes: Sequence[int], index: int) -> list[Cut]:
     """The piece of the given index, then as many rows from elsewhere, spread over the mini-batch."""
     rows, total = sizes[index], sum(sizes)

@@ -72,6 +72,7 @@ class Memory:
         structures: The graphs of first pieces that are known to carry a proved pattern.
         needs_counting: Did a call need the denominators of all pieces before its first backward?
         needs_values: Did it need the values of terms?
+        has_no_room: Did a probe of two rows run out of memory?
         has_bare_leaves: Are there leaves that belong to no module?
         probes: How often the function was probed.
     """
@@ -80,6 +81,7 @@ class Memory:
     structures: set[int] = field(default_factory=set)
     needs_counting: bool = False
     needs_values: bool = False
+    has_no_room: bool = False
     has_bare_leaves: bool = False
     probes: int = 0
 

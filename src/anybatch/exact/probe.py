@@ -49,7 +49,8 @@ def probe(
         known: Patterns that a piece was found not to have; others are looked for.
 
     Returns:
-        Patterns; more than one where some rows have other terms than others.
+        Patterns; more than one where some rows have other terms than others, none where there was no memory
+        for two rows, or nothing new to learn.
 
     Raises:
         Refuted: The losses don't add up, as their graphs or their numbers show.
@@ -156,14 +157,21 @@ def _counts(known: Sequence[Term], seen: Seen) -> bool:
     )
 
 
+def _run_beside(rehearse: Rehearse, cut: Cut) -> tuple[Rehearsal, int]:
+    start, stop = cut.beside
+    try:
+        return rehearse(start, stop, keeps=False), stop - start
+    except NoRoom:
+        return rehearse(cut.start, cut.middle, keeps=False), cut.rows[0]
+
+
 def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
     """Runs other rows for their graph alone, then the piece; keeps numbers only."""
-    start, stop = cut.beside
-    small = rehearse(start, stop, keeps=False)
+    small, small_rows = _run_beside(rehearse, cut)
     large = rehearse(cut.start, cut.stop, keeps=not cut.is_wide)
     large_graph, small_graph = graph.read(large.losses), graph.read(small.losses)
     given = weigh(cut.start, cut.stop)
-    found = _find_terms(large_graph, sum(cut.rows), small_graph, stop - start, given)
+    found = _find_terms(large_graph, sum(cut.rows), small_graph, small_rows, given)
     leaves = []
     if not (large.not_comparable or cut.is_wide or graph.has_reentrant_checkpoint(large_graph)):
         # Leaves that the function makes itself are others in each run.

@@ -138,6 +138,17 @@ def correction(
     return 1.0 if math.isclose(ratio, 1.0, rel_tol=1e-15) else ratio
 
 
+def departure(pieces: Sequence[PieceWeights]) -> int | None:
+    """The first piece in which a term divides by another number per row than it always did before."""
+    for index, piece in enumerate(pieces):
+        for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
+            known = piece.pattern.law(term)
+            is_shaped = known.law is Law.MEAN and known.follows_rows
+            if is_shaped and not math.isclose(weight, known.per_row * piece.rows, rel_tol=1e-9):
+                return index
+    return None
+
+
 def has_other_sum(pieces: Sequence[PieceWeights]) -> int | None:
     """The first piece in which a term taken for a sum divides by something else than in the others."""
     constants: dict[Key, float] = {}
