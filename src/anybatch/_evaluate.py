@@ -15,7 +15,7 @@ from torch import Tensor
 from anybatch._call import Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import Piece, detach, outside_inference
-from anybatch.exact import evidence, graph, shares
+from anybatch.exact import graph, shares, values
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Pattern, weighted
 from anybatch.exact.shares import PieceWeights
@@ -77,7 +77,7 @@ def _piece(call: Call, transaction: Transaction, piece: Piece) -> _Done:
         pattern, readings = call.match(piece, result)
         weights = shares.weigh(pattern, readings, piece.rows, given)
         if recorder is not None:
-            parts = evidence.parts(result.losses, recorder.values, pattern.terms, readings)
+            parts = values.parts(result.losses, recorder.values, pattern.terms, readings)
     else:
         weights = shares.unread(_without_graph(call, given), piece.rows, given)
     losses = tuple(loss.detach() for loss in result.losses)

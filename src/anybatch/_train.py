@@ -10,7 +10,7 @@ import torch
 from anybatch._call import Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import InputGradient, Piece, detach, input_gradients
-from anybatch.exact import evidence, graph, scale, shares
+from anybatch.exact import graph, scale, shares, values
 from anybatch.exact.scale import Plan
 from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Key
@@ -143,7 +143,7 @@ def _scale(
         call.count_first()
     factors = shares.factors(weights, whole)
     try:
-        plans = evidence.plans(pattern, readings, factors, len(call.sizes))
+        plans = scale.plans(pattern, readings, factors, len(call.sizes))
     except scale.CannotScale as reason:
         call.refuse(str(reason), pattern.losses)
     commons = [plan.common for plan in plans]
@@ -151,7 +151,7 @@ def _scale(
         call.record_values()
     parts = None
     if recorder is not None:
-        parts = evidence.parts(result.losses, recorder.values, pattern.terms, readings)
+        parts = values.parts(result.losses, recorder.values, pattern.terms, readings)
     return plans, PieceLosses.of(result.losses, commons, weights, factors, parts)
 
 

@@ -1,10 +1,9 @@
 """Numbers that can refute a law: the halves of a piece, scaled, against the piece."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.autograd.graph import Node
 
 from anybatch.exact import hooks, law
 from anybatch.exact.graph import Graph, lowest_precision, node_of
@@ -12,9 +11,9 @@ from anybatch.exact.law import Law
 from anybatch.exact.pattern import Pattern
 from anybatch.exact.reading import Reading, follow
 from anybatch.exact.rehearsal import Rehearsal
-from anybatch.exact.scale import Plan, Scaled, install, plan, seeds
+from anybatch.exact.scale import Plan, install, seeds
 from anybatch.exact.terms import Term
-from anybatch.exact.values import contributions
+from anybatch.exact.values import parts
 
 _RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _ABSOLUTE = {torch.float64: 1e-13, torch.float32: 1e-6}
@@ -65,39 +64,6 @@ def see(run: Rehearsal, terms: Sequence[Term]) -> Seen:
     readings = tuple(follow(term, tops[term.root]) for term in terms)
     losses = tuple(float(loss.detach().double()) for loss in run.losses)
     return Seen(losses, readings, parts(run.losses, run.values, terms, readings))
-
-
-def parts(
-    losses: Sequence[torch.Tensor],
-    values: Mapping[Node, torch.Tensor],
-    terms: Sequence[Term],
-    readings: Sequence[Reading],
-) -> tuple[float | None, ...]:
-    """What each term adds to its loss, where the recorded values tell."""
-    found: list[float | None] = [None] * len(terms)
-    for root, loss in enumerate(losses):
-        mine = [place for place, term in enumerate(terms) if term.root == root]
-        own = contributions(loss, [readings[place].top for place in mine], values)
-        for place, value in zip(mine, own, strict=True):
-            found[place] = value
-        if len(mine) == 1 and own[0] is None:
-            found[mine[0]] = float(loss.detach().double())
-    return tuple(found)
-
-
-def plans(pattern: Pattern, readings: Sequence[Reading], factors: Sequence[float], pieces: int) -> list[Plan]:
-    """How to run backward through each loss of a piece.
-
-    Raises:
-        CannotScale: A node belongs to terms with different factors.
-    """
-    items = [
-        Scaled(term, reading, pattern.law(term).law, factor)
-        for term, reading, factor in zip(pattern.terms, readings, factors, strict=True)
-    ]
-    return [
-        plan([item for item in items if item.term.root == root], pieces) for root in range(pattern.losses)
-    ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ halves, scaled by the laws, must give the loss of the piece, and its gradient at
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from anybatch.exact import evidence, graph, labels, law, shares, terms
+from anybatch.exact import evidence, graph, labels, law, scale, shares, terms
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen, Trial
 from anybatch.exact.law import Law
@@ -231,7 +231,7 @@ def _try(
     factors = [shares.factors(piece, totals) for piece in pieces]
     try:
         plans = [
-            evidence.plans(known, half.readings, factor, len(pieces))
+            scale.plans(known, half.readings, factor, len(pieces))
             for half, factor in zip(halves, factors, strict=True)
         ]
     except CannotScale as reason:

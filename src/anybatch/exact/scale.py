@@ -12,13 +12,14 @@ import torch
 from torch.autograd.graph import Node
 
 from anybatch.exact.law import Law
+from anybatch.exact.pattern import Pattern
 from anybatch.exact.reading import Reading
 from anybatch.exact.shares import common_factor
 from anybatch.exact.terms import Term
 
 
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class _Scaled:
     """A term of a piece with its law and factor."""
 
     term: Term
@@ -46,31 +47,44 @@ class CannotScale(Exception):
     """Two terms with different factors meet in one node."""
 
 
-def plan(items: Sequence[Scaled], pieces: int) -> Plan:
-    """Plans the backward pass of one loss of a piece.
-
-    What is the same for every piece (a weight decay) goes in with shares that sum to 1: those of the
-    other terms where they do, equal ones otherwise.
+def plans(pattern: Pattern, readings: Sequence[Reading], factors: Sequence[float], pieces: int) -> list[Plan]:
+    """How to run backward through each loss of a piece.
 
     Args:
-        items: All terms of the loss, with their factors; that of an `ONCE` term is not looked at.
+        pattern: The terms of the losses, and their laws.
+        readings: What the piece says of each term.
+        factors: What each term is to be multiplied with; that of an `ONCE` term is not looked at.
         pieces: The number of pieces.
 
     Raises:
         CannotScale: A node belongs to terms with different factors.
     """
-    rows = [item for item in items if item.law is not Law.ONCE]
+    items = [
+        _Scaled(term, reading, pattern.law(term).law, factor)
+        for term, reading, factor in zip(pattern.terms, readings, factors, strict=True)
+    ]
+    return [
+        _plan([item for item in items if item.term.root == root], pieces) for root in range(pattern.losses)
+    ]
+
+
+def _plan(items: Sequence[_Scaled], pieces: int) -> Plan:
+    """Plans the backward pass of one loss of a piece.
+
+    What is the same for every piece (a weight decay) goes in with shares that sum to 1: those of the
+    other terms where they do, equal ones otherwise.
+    """
+    split = [item for item in items if item.law is not Law.ONCE]
     common = common_factor([(item.law, item.factor) for item in items], pieces)
-    seed = 1.0 if rows else 1 / pieces
-    if len(rows) < len(items):
-        sums_to_one = common is not None and all(item.law in (Law.MEAN, Law.ROWS) for item in rows)
-        seed = common if sums_to_one and common is not None else 1 / pieces
-    elif common:
-        seed = common
-    return Plan(seed, tuple(_hooks(rows, seed)), common)
+    are_shares = all(item.law in (Law.MEAN, Law.ROWS) for item in split)
+    if len(split) == len(items):
+        seed = common or 1.0
+    else:
+        seed = common if common is not None and are_shares else 1 / pieces
+    return Plan(seed, tuple(_hooks(split, seed)), common)
 
 
-def _hooks(items: Sequence[Scaled], seed: float) -> list[tuple[Node, float]]:
+def _hooks(items: Sequence[_Scaled], seed: float) -> list[tuple[Node, float]]:
     ends = [item.reading.end for item in items]
     meet = len(set(ends)) < len(ends)
     hooks: dict[Node, float] = {}

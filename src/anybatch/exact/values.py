@@ -12,6 +12,8 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anybatch.exact.graph import LEAF
+from anybatch.exact.reading import Reading
+from anybatch.exact.terms import Term
 
 _LARGEST_ELEMENTS = 4096
 
@@ -26,7 +28,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Recorded runs are not compiled; the default imports torch._dynamo, which takes seconds."""
+        """Recorded runs are not compiled; the default imports torch._dynamo, for seconds (torch 2.13)."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -51,7 +53,35 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.numel() <= _LARGEST_ELEMENTS
 
 
-def contributions(
+def parts(
+    losses: Sequence[torch.Tensor],
+    values: Mapping[Node, torch.Tensor],
+    terms: Sequence[Term],
+    readings: Sequence[Reading],
+) -> tuple[float | None, ...]:
+    """What each term adds to its loss.
+
+    Args:
+        losses: The losses of a piece, with their graphs, which are kept.
+        values: What a `Recorder` saw of the run.
+        terms: The terms of the losses.
+        readings: What the piece says of each term.
+
+    Returns:
+        One number per term; None where the recorded values don't tell.
+    """
+    found: list[float | None] = [None] * len(terms)
+    for root, loss in enumerate(losses):
+        mine = [place for place, term in enumerate(terms) if term.root == root]
+        own = _contributions(loss, [readings[place].top for place in mine], values)
+        for place, value in zip(mine, own, strict=True):
+            found[place] = value
+        if len(mine) == 1 and own[0] is None:
+            found[mine[0]] = float(loss.detach().double())
+    return tuple(found)
+
+
+def _contributions(
     root: torch.Tensor, tops: Sequence[Node], values: Mapping[Node, torch.Tensor]
 ) -> list[float | None]:
     """What each node adds to the root, given that the root is linear in them.
@@ -67,11 +97,11 @@ def contributions(
         return [None] * len(tops)
     edges = [GradientEdge(top, 0) for top in known]
     gradients = torch.autograd.grad(root, edges, retain_graph=True, allow_unused=True)
-    parts = {
+    added = {
         top: 0.0 if gradient is None else _inner(gradient, values[top])
         for top, gradient in zip(known, gradients, strict=True)
     }
-    return [parts.get(top) for top in tops]
+    return [added.get(top) for top in tops]
 
 
 def _inner(gradient: torch.Tensor, value: torch.Tensor) -> float:
