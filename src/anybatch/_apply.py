@@ -135,12 +135,16 @@ class Applied:
     def __init__(self, function: Callable[..., Any], options: Settings) -> None:
         self.function = function
         self.options = options
-        self._signature = inspect.signature(function)
+        self._signature = inspect.signature(function.forward if isinstance(function, Module) else function)
         self._memories: dict[Hashable, Memory] = {}
         self._warned: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = self._signature.bind(*args, **kwargs)
+        for name in self.options.batch_names:
+            parameter = self._signature.parameters.get(name)
+            if parameter is not None and parameter.default is not parameter.empty:
+                arguments.arguments.setdefault(name, parameter.default)
         bound = Bound(self.function, arguments, self.options.batch_names)
         layout = lay_out(bound.batch, self.options.batch_dim)
         reach = in_reach(self.function, bound.others())

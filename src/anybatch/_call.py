@@ -180,11 +180,14 @@ class Call:
             Again: There is such a piece, from which nothing was learnt yet.
         """
         index = shares.departure(weights)
-        if index and (index, True) not in self.tried and self.settings.on_inexact != "ignore":
-            raise Again(index, straddles=True)
+        if index is not None and self.settings.on_inexact != "ignore":
+            where = (index, index > 0)
+            if where not in self.tried:
+                raise Again(index, straddles=index > 0)
 
-    def feed(self) -> Iterator[Piece]:
-        return feed(self.layout, self.sizes, self.device, is_compiled=self.reach.is_compiled)
+    def feed(self, *, copies: bool = False) -> Iterator[Piece]:
+        copies = copies or self.reach.is_compiled
+        return feed(self.layout, self.sizes, self.device, copies=copies)
 
     def transaction(self) -> Transaction:
         devices = [] if self.device is None else [self.device]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybatch._call import Call
+from anybatch._call import Again, Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import Piece, detach, outside_inference
 from anybatch.exact import graph, shares, values
@@ -23,11 +23,12 @@ from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Recorder
 from anybatch.exact.weights import Given
+from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.transaction import Transaction
 
 _NO_GRAPH = (
-    "with gradients disabled and nothing that requires grad, the loss has no graph to be read, "
-    "and is taken for a mean over rows. Give `weight=` if it is something else"
+    "with gradients disabled the loss has no graph that could be read, and is taken for a mean over rows. "
+    "Give `weight=` if it is something else"
 )
 
 
@@ -88,17 +89,40 @@ def _run(call: Call, transaction: Transaction, piece: Piece, recorder: Recorder 
     """Runs one piece, with a graph where it is to be read."""
     arguments: dict[str, Any] = piece.arguments
     with ExitStack() as stack:
-        if call.is_cut and call.settings.weights.reads_graph:
+        if _reads_graph(call):
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(eager())
-            stack.enter_context(light_graph())
+            if not call.memory.keeps_results:
+                stack.enter_context(light_graph())
             arguments = outside_inference(arguments)
         if recorder is not None:
             stack.enter_context(recorder)
-        value = call.bound.run(arguments)
+        try:
+            value = call.bound.run(arguments)
+        except RuntimeError as error:
+            _try_another_way(call, error)
+            raise
     transaction.gradients.check_untouched(call.bound.name)
     return returned(value, call.bound.name, needs_graph=False)
+
+
+def _reads_graph(call: Call) -> bool:
+    return call.is_cut and call.settings.weights.reads_graph and not call.memory.runs_plainly
+
+
+def _try_another_way(call: Call, error: RuntimeError) -> None:
+    """Goes on where only the graph was in the way: of inner gradients, or of `output.numpy()`.
+
+    Raises:
+        Again: There is another way to run the function.
+    """
+    if not _reads_graph(call) or is_out_of_memory(error):
+        return
+    if call.memory.keeps_results:
+        call.memory.runs_plainly = True
+    call.memory.keeps_results = True
+    raise Again
 
 
 def _is_readable(result: Returned, given: Sequence[Given | None]) -> bool:

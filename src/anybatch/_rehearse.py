@@ -41,6 +41,7 @@ class Rehearser:
         self._reach = reach
         self._most_rows = most_rows
         self._mode: _Mode | None = None
+        self._needs_results = False
         self.names: tuple[str | None, ...] = ()
 
     def __call__(self, start: int, stop: int, *, keeps: bool) -> Rehearsal:
@@ -52,15 +53,27 @@ class Rehearser:
         try:
             if self._mode is None:
                 self._mode = self._find_mode(start, stop)
-            return self._run(start, stop, keeps, self._mode)
+            return self._run_lightly(start, stop, keeps, self._mode)
         except Exception as error:
             if stop - start <= self._most_rows or not is_out_of_memory(error):
                 raise
         raise NoRoom
 
+    def _run_lightly(self, start: int, stop: int, keeps: bool, mode: _Mode) -> Rehearsal:
+        """Runs without large results, if that is wanted and no inner gradient needs them."""
+        if keeps or self._needs_results:
+            return self._run(start, stop, True, mode)
+        try:
+            return self._run(start, stop, False, mode)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+        self._needs_results = True
+        return self._run(start, stop, True, mode)
+
     def _find_mode(self, start: int, stop: int) -> _Mode:
         """The mode that changes least of those in which runs can be compared; none helps a noisy function."""
-        if self._run(start, stop, False, _Mode.AS_IS).not_comparable is None:
+        if self._run_lightly(start, stop, False, _Mode.AS_IS).not_comparable is None:
             return _Mode.AS_IS
         return next(
             (mode for mode in (_Mode.NOISY, _Mode.ALL) if self._helps(start, stop, mode)), _Mode.AS_IS
@@ -68,7 +81,7 @@ class Rehearser:
 
     def _helps(self, start: int, stop: int, mode: _Mode) -> bool:
         try:
-            return self._run(start, stop, False, mode).not_comparable is None
+            return self._run_lightly(start, stop, False, mode).not_comparable is None
         except Exception:  # what fails in this mode only (some models return no loss then) is no failure
             return False
 

@@ -115,6 +115,8 @@ def _problem(name: str | None, loss: Any, needs_graph: bool) -> str | None:
     label = "" if name is None else f"{name!r}: "
     if not isinstance(loss, Tensor):
         return f"{label}{_described(loss)}"
+    if loss.ndim and name is not None:
+        return f"{label}a tensor of shape {tuple(loss.shape)}; of a model output return `.loss` first"
     if loss.ndim:
         return f"{label}a tensor of shape {tuple(loss.shape)}; reduce it to 0 dims, by a mean or a sum"
     if loss.is_complex() or not loss.is_floating_point():

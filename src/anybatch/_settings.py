@@ -1,5 +1,6 @@
 """The options of `apply`, checked at decoration."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +51,7 @@ def settings(
         ValueError: Another option is out of its range.
     """
     names = _names(batch_names)
-    if isinstance(ub_size, bool) or not isinstance(ub_size, int) or ub_size < 1:
+    if isinstance(ub_size, bool) or not hasattr(ub_size, "__index__") or operator.index(ub_size) < 1:
         raise ValueError(
             f"`apply`: `ub_size` is a number of rows, an int of at least 1. Got {ub_size!r}. Pass 1 or more."
         )
@@ -58,7 +59,9 @@ def settings(
         raise ValueError(f"`apply`: `on_inexact` is one of {ON_INEXACT}. Got {on_inexact!r}.")
     if isinstance(batch_dim, Mapping):
         batch_dim = dict(batch_dim)
-    return Settings(names, ub_size, as_device(device), Weights(weight, names), on_inexact, batch_dim)
+    return Settings(
+        names, operator.index(ub_size), as_device(device), Weights(weight, names), on_inexact, batch_dim
+    )
 
 
 def _names(batch_names: Any) -> tuple[str, ...]:

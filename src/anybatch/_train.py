@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anybatch._call import Call
+from anybatch._call import Again, Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import InputGradient, Piece, detach, input_gradients
 from anybatch.exact import graph, scale, shares, values
@@ -16,6 +16,7 @@ from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Recorder
+from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.transaction import Transaction
 
 
@@ -78,12 +79,23 @@ def _counts_first(call: Call) -> bool:
 def _count(call: Call, transaction: Transaction) -> _Counted:
     """Runs all pieces forward, keeping no large results, for what their terms divide by."""
     counted: list[PieceWeights] = []
-    for piece in call.feed():
-        with light_graph(), eager():
-            counted.append(_weigh(call, piece, _run(call, transaction, piece)))
+    for piece in call.feed(copies=True):
+        counted.append(_weigh(call, piece, _run_lightly(call, transaction, piece)))
         del piece
     transaction.snapshot.restore()
     return _Counted(counted, shares.totals(counted))
+
+
+def _run_lightly(call: Call, transaction: Transaction, piece: Piece) -> Returned:
+    """Runs a piece without keeping large results, unless gradients inside of the function need them."""
+    try:
+        with nullcontext() if call.memory.keeps_results else light_graph(), eager():
+            return _run(call, transaction, piece)
+    except RuntimeError as error:
+        if call.memory.keeps_results or is_out_of_memory(error):
+            raise
+    call.memory.keeps_results = True
+    raise Again
 
 
 def _weigh(call: Call, piece: Piece, result: Returned) -> PieceWeights:

@@ -38,7 +38,7 @@ class Piece:
 
 
 def feed(
-    layout: Layout, sizes: Sequence[int], device: torch.device | None, *, is_compiled: bool = False
+    layout: Layout, sizes: Sequence[int], device: torch.device | None, *, copies: bool = False
 ) -> Iterator[Piece]:
     """Hand out the pieces of a mini-batch in row order.
 
@@ -46,8 +46,8 @@ def feed(
         layout: The mini-batch.
         sizes: Rows of each piece; they add up to the rows of the mini-batch.
         device: Where the tensors are moved, at any depth; None leaves each where it is.
-        is_compiled: Does torch.compile take the pieces? It specialises on where a view begins, so
-            they are copied then, for a graph per size and not per size and place.
+        copies: Are the pieces to be copies also where they need not move? torch.compile wants that (it
+            specialises on where in a storage a view begins), and a run that is to leave no trace.
 
     Raises:
         ValueError: The sizes don't add up to the rows of the mini-batch, or one is less than 1.
@@ -56,12 +56,12 @@ def feed(
         raise ValueError(
             f"`feed`: sizes must be at least 1 and add up to {layout.rows} rows. Got {tuple(sizes)}."
         )
-    return _pieces(layout, sizes, device, is_compiled)
+    return _pieces(layout, sizes, device, copies)
 
 
 def piece_of(layout: Layout, start: int, rows: int, device: torch.device | None) -> Piece:
-    """The piece of `rows` rows from `start`, for a look at it outside the order of `feed`."""
-    return _piece(layout, 0, start, rows, _Mover(device, start, {}))
+    """A copy of the piece of `rows` rows from `start`, for a look at it outside the order of `feed`."""
+    return _piece(layout, 0, start, rows, _Mover(device, start, {}, copies=True))
 
 
 def outside_inference(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -74,13 +74,13 @@ def _without_inference(tensor: Tensor) -> Tensor:
 
 
 def _pieces(
-    layout: Layout, sizes: Sequence[int], device: torch.device | None, is_compiled: bool
+    layout: Layout, sizes: Sequence[int], device: torch.device | None, copies: bool
 ) -> Iterator[Piece]:
     shared: dict[int, Tensor] = {}
     start = 0
     for index, rows in enumerate(sizes):
         # No local name may hold the piece: it would live on while the consumer waits for the next one.
-        yield _piece(layout, index, start, rows, _Mover(device, start, shared, is_compiled))
+        yield _piece(layout, index, start, rows, _Mover(device, start, shared, copies))
         start += rows
 
 
@@ -93,28 +93,25 @@ class _Mover(Taker):
     """Takes tensors to the device and stands a leaf in for each one that requires grad."""
 
     def __init__(
-        self, device: torch.device | None, start: int, shared: dict[int, Tensor], is_compiled: bool = False
+        self, device: torch.device | None, start: int, shared: dict[int, Tensor], copies: bool = False
     ) -> None:
         self._device = device
-        self._is_compiled = is_compiled
+        self._copies = copies
         self._start = start
         self._shared = shared
         self.inputs: list[InputLeaf] = []
 
     def rows_of(self, source: Tensor, dim: int, start: int, rows: int) -> Tensor:
         taken = self._moved(source.detach().narrow(dim, start, rows))
-        is_view = (
-            self._is_compiled and taken.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-        )
-        return self._stand_in(source, taken.clone() if is_view else taken, dim)
+        return self._stand_in(source, self._copied(taken, source), dim)
 
     def element(self, source: Tensor) -> Tensor:
-        return self._stand_in(source, self._moved(source), None)
+        return self._stand_in(source, self._copied(self._moved(source), source), None)
 
     def shared(self, source: Tensor) -> Tensor:
         # Moved once for all pieces: it is no piece's own, so keeping it does not grow with the mini-batch.
         if id(source) not in self._shared:
-            self._shared[id(source)] = self._moved(source)
+            self._shared[id(source)] = self._copied(self._moved(source), source)
         return self._stand_in(source, self._shared[id(source)], None)
 
     def _stand_in(self, source: Tensor, taken: Tensor, dim: int | None) -> Tensor:
@@ -123,6 +120,10 @@ class _Mover(Taker):
         leaf = taken.detach().requires_grad_()
         self.inputs.append(InputLeaf(source, leaf, dim, 0 if dim is None else self._start))
         return leaf
+
+    def _copied(self, taken: Tensor, source: Tensor) -> Tensor:
+        is_view = self._copies and taken.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        return taken.detach().clone() if is_view else taken
 
     def _moved(self, source: Tensor) -> Tensor:
         if self._device is None:

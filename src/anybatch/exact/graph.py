@@ -128,13 +128,22 @@ def has_reentrant_checkpoint(graph: Graph) -> bool:
     return "CheckpointFunctionBackward" in graph.names
 
 
-def nearest_leaves(graph: Graph, count: int, accept: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
-    """The leaves fewest edges away from the roots that only one edge leads to.
+def nearest_leaves(
+    graph: Graph, places: Iterable[int], count: int, accept: Callable[[torch.Tensor], bool]
+) -> list[torch.Tensor]:
+    """Below each of some nodes the leaves fewest edges away that only one edge leads to.
 
     A gradient with respect to these costs a walk through the tail of the graph alone. A leaf that is
     used twice (tied weights) is passed over where there is another: its second use may lie at the bottom.
     """
-    order, seen = list(graph.roots), set(graph.roots)
+    found = {id(leaf): leaf for place in places for leaf in _nearest(graph, place, count, accept)}
+    return list(found.values())
+
+
+def _nearest(
+    graph: Graph, top: int, count: int, accept: Callable[[torch.Tensor], bool]
+) -> list[torch.Tensor]:
+    order, seen = [top], {top}
     single: list[torch.Tensor] = []
     shared: list[torch.Tensor] = []
     for place in order:

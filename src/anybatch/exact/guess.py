@@ -60,8 +60,9 @@ def _law(term: Term, root: Node, given: Given | None, rows: int) -> TermLaw:
     if term.kind is Kind.OPAQUE:
         return TermLaw(Law.ROWS)
     reading = follow(term, root)
-    is_sum = nodes.denominator(reading.end, term.end) == 1.0
-    if is_sum and not any(_may_be_a_count(one, reading.end, rows) for one in reading.scalars):
+    if nodes.is_sum(reading.end, term.end) and not any(
+        _may_be_a_count(one, reading.end, rows) for one in reading.scalars
+    ):
         return TermLaw(Law.SUM)
     return TermLaw(Law.MEAN)
 

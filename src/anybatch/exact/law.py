@@ -45,12 +45,14 @@ class TermLaw:
         c0: The constant of the law, for MEAN.
         per_row: The denominator per row that the probe met, for MEAN.
         follows_rows: Is it the same for any rows, so that D is known before anything runs?
+        constant: What a SUM was found to divide by.
     """
 
     law: Law
     c0: float = 0.0
     per_row: float = 1.0
     follows_rows: bool = False
+    constant: float = 1.0
 
 
 class NoLaw(Exception):
@@ -72,7 +74,7 @@ def of_denominators(whole: Reading, halves: Sequence[Reading], rows: Sequence[in
         raise NoLaw("is multiplied by values that differ from piece to piece (fractions of the batch, say)")
     raw = [half.denominator for half in halves]
     if all(_near(value, whole.denominator) for value in raw):
-        return TermLaw(Law.SUM)
+        return TermLaw(Law.SUM, constant=whole.denominator)
     c0 = _offset(whole, halves)
     if abs(c0) > _SMALL * abs(whole.weight):
         values = f"{raw[0]:g} and {raw[1]:g} for the halves, {whole.denominator:g} for both together"
@@ -86,7 +88,7 @@ def of_denominators(whole: Reading, halves: Sequence[Reading], rows: Sequence[in
 
 def is_clamped(masked: float, usual: float) -> bool:
     """Is what a piece divides by, in which nothing counts, the 1 of a clamp? An epsilon would be smaller."""
-    return masked > _SMALL * usual
+    return abs(masked) > _SMALL * abs(usual)
 
 
 def _offset(whole: Reading, halves: Sequence[Reading]) -> float:

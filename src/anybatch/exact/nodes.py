@@ -154,16 +154,14 @@ def denominator(node: Node, name: str) -> Denominator:
     Raises:
         Unreadable: Nothing is known about the node.
     """
+    if is_sum(node, name):
+        return 1.0
     if name in _NLL:
-        return _counted_targets(node) if saved(node, "reduction") == _MEAN else 1.0
+        return _counted_targets(node)
     if name in _PER_ELEMENT | _PER_ROW:
-        if saved(node, "reduction") == _SUM:
-            return 1.0
         shape = _operand_shape(node)
         rows = shape[0] if len(shape) > 1 else 1
         return float(rows if name in _PER_ROW else shape.numel())
-    if is_sum(name):
-        return 1.0
     if name == "IndexPutBackward0" and saved(node, "accumulate"):
         return 1.0
     if name == "MeanBackward0":
@@ -245,6 +243,8 @@ def saved(node: Node, attribute: str):  # type: ignore[no-untyped-def]  # tensor
         raise Unreadable(f"{node.name()} ({error})") from error
 
 
-def is_sum(name: str) -> bool:
-    """Does the node sum rows up without dividing, whatever its options?"""
+def is_sum(node: Node, name: str) -> bool:
+    """Does the node sum rows up without dividing?"""
+    if name in _NLL | _PER_ELEMENT | _PER_ROW:
+        return bool(saved(node, "reduction") == _SUM)
     return name in CONTRACTIONS or name.startswith(("SumBackward", "NansumBackward"))

@@ -72,6 +72,8 @@ class Memory:
         structures: The graphs of first pieces that are known to carry a proved pattern.
         needs_counting: Did a call need the denominators of all pieces before its first backward?
         needs_values: Did it need the values of terms?
+        keeps_results: Must a forward run keep its results, for gradients inside of the function?
+        runs_plainly: Does the function run only without a graph while gradients are disabled?
         has_no_room: Did a probe of two rows run out of memory?
         has_bare_leaves: Are there leaves that belong to no module?
         probes: How often the function was probed.
@@ -81,6 +83,8 @@ class Memory:
     structures: set[int] = field(default_factory=set)
     needs_counting: bool = False
     needs_values: bool = False
+    keeps_results: bool = False
+    runs_plainly: bool = False
     has_no_room: bool = False
     has_bare_leaves: bool = False
     probes: int = 0

@@ -9,6 +9,8 @@ halves, scaled by the laws, must give the loss of the piece, and its gradient at
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from anybatch.exact import evidence, graph, labels, law, scale, shares, terms
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen, Trial
@@ -172,11 +174,14 @@ def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
     large_graph, small_graph = graph.read(large.losses), graph.read(small.losses)
     given = weigh(cut.start, cut.stop)
     found = _find_terms(large_graph, sum(cut.rows), small_graph, small_rows, given)
-    leaves = []
+    leaves: list[torch.Tensor] = []
+    seen = evidence.see(large, found.terms)
     if not (large.not_comparable or cut.is_wide or graph.has_reentrant_checkpoint(large_graph)):
         # Leaves that the function makes itself are others in each run.
         lasting = {id(leaf) for leaf in small_graph.leaves()} - large.inputs
-        leaves = graph.nearest_leaves(large_graph, _LEAVES, lambda leaf: id(leaf) in lasting)
+        ends = {reading.end for reading in seen.readings}
+        places = [place for place, node in enumerate(large_graph.nodes) if node in ends]
+        leaves = graph.nearest_leaves(large_graph, places, _LEAVES, lambda leaf: id(leaf) in lasting)
     own_terms = _unlabelled(large)
     return Whole(
         own_terms=own_terms,
@@ -184,7 +189,7 @@ def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
         terms=tuple(found.terms),
         refusals=tuple(found.refusals),
         given=given,
-        seen=evidence.see(large, found.terms),
+        seen=seen,
         leaves=leaves,
         allowed=evidence.tolerance(large_graph),
         not_comparable=large.not_comparable,

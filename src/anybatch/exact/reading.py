@@ -99,7 +99,7 @@ def _divisor(scalars: Sequence[nodes.Constant]) -> float:
     """What scalar constants divide by together. A zero takes its term out, whatever it is divided by."""
     divisor = 1.0
     for constant in scalars:
-        value = abs(float(constant.value))
+        value = float(constant.value)
         if constant.divides:
             divisor *= value
         elif value:

@@ -97,10 +97,10 @@ def in_exact_factors(pattern: Pattern, whole: dict[Key, float]) -> dict[Key, flo
     has; the common scale is made good at commit, in the dtype of the gradients.
     """
     laws = [(term.key, pattern.law(term).law) for term in pattern.terms]
-    shared = [whole[key] for key, law in laws if law not in (Law.SUM, Law.ONCE) and whole[key] > 0]
+    shared = [whole[key] for key, law in laws if law not in (Law.SUM, Law.ONCE) and whole[key]]
     if not shared or any(law is Law.SUM for _, law in laws):
         return whole
-    scale = 2.0 ** math.ceil(math.log2(shared[0])) / shared[0]
+    scale = 2.0 ** math.ceil(math.log2(abs(shared[0]))) / abs(shared[0])
     return {key: total * scale for key, total in whole.items()}
 
 
@@ -139,12 +139,15 @@ def correction(
 
 
 def departure(pieces: Sequence[PieceWeights]) -> int | None:
-    """The first piece in which a term divides by another number per row than it always did before."""
+    """The first piece in which a term divides by another number, or number per row, than it did before."""
     for index, piece in enumerate(pieces):
         for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
             known = piece.pattern.law(term)
-            is_shaped = known.law is Law.MEAN and known.follows_rows
-            if is_shaped and not math.isclose(weight, known.per_row * piece.rows, rel_tol=1e-9):
+            usual = known.per_row * piece.rows if known.law is Law.MEAN else known.constant
+            is_known = (
+                known.follows_rows if known.law is Law.MEAN else known.law is Law.SUM and term.end and weight
+            )
+            if is_known and not math.isclose(weight, usual, rel_tol=1e-6):
                 return index
     return None
 

@@ -42,7 +42,7 @@ class _Leaf:
 
     def look(self) -> None:
         self.seen = self.gradient()
-        self.seen_version = -1 if self.seen is None else self.seen._version
+        self.seen_version = _version(self.seen)
 
     def gradient(self) -> Tensor | None:
         tensor = self.reference()
@@ -50,7 +50,11 @@ class _Leaf:
 
     def was_touched(self) -> bool:
         grad = self.gradient()
-        return grad is not self.seen or (grad is not None and grad._version != self.seen_version)
+        return grad is not self.seen or _version(grad) != self.seen_version
+
+
+def _version(gradient: Tensor | None) -> int:
+    return -1 if gradient is None or gradient.is_inference() else gradient._version
 
 
 class Gradients:
@@ -163,7 +167,8 @@ def _placeholder(gradient: Tensor) -> Tensor:
 
     As all its elements are one, torch refuses to accumulate into it.
     """
-    return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
+    with torch.inference_mode(False):
+        return torch.zeros((), dtype=gradient.dtype, device=gradient.device).expand(gradient.shape)
 
 
 def touched(function: str, leaf: str) -> str:

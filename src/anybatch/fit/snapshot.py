@@ -52,8 +52,11 @@ class Snapshot:
         return list(self._modes)
 
     def has_drawn_random_numbers(self) -> bool:
-        """Did torch's generators move since the snapshot?"""
-        return RandomState.capture(self._random.accelerators) != self._random
+        """Did torch's, numpy's or Python's generators move since the snapshot?"""
+        has_moved = RandomState.capture(self._random.accelerators) != self._random
+        return (
+            has_moved or random.getstate() != self._python or not _is_same(np.random.get_state(), self._numpy)
+        )
 
     def changed_buffers(self) -> list[str]:
         """The buffers that changed since, as `ModuleType.name`."""
@@ -82,6 +85,11 @@ class Snapshot:
                     module._buffers[name] = buffer.tensor
                     if buffer.tensor is not None and buffer.value is not None:
                         buffer.tensor.copy_(buffer.value)
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    """Are two states of numpy's generator equal? They are tuples with an array in them."""
+    return all(np.array_equal(one, other) for one, other in zip(left, right, strict=True))
 
 
 def _recorded(tensor: Tensor | None) -> _Buffer:
