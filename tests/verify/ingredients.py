@@ -49,9 +49,10 @@ def function_with(wanted: Collection[str]) -> tuple[Callable[..., Tensor], Netwo
     """A function with some of "BatchNorm", "dropout", "state", "inputs" and "loss", and its network."""
     network = Network(wanted)
 
-    def train_fn(x: Tensor, y: Tensor) -> Tensor:
-        if "inputs" in wanted:
-            x.mul_(0.5)
+    def train_fn(x: Tensor, y: Tensor, scale: Tensor | None = None) -> Tensor:
+        if scale is not None and "inputs" in wanted:
+            x = x * scale.clone()
+            scale.mul_(0.5)
         loss = F.cross_entropy(network(x), y)
         return loss.sqrt() if "loss" in wanted else loss
 
@@ -61,3 +62,8 @@ def function_with(wanted: Collection[str]) -> tuple[Callable[..., Tensor], Netwo
 def mini_batch(rows: int = 10) -> dict[str, Tensor]:
     """Rows of six features, and labels."""
     return {"x": torch.randn(rows, 6, dtype=torch.float64), "y": torch.randint(0, 3, (rows,))}
+
+
+def arguments() -> dict[str, Tensor]:
+    """A mini-batch, and a scale that all rows share."""
+    return {**mini_batch(), "scale": torch.ones(3, 1, dtype=torch.float64)[1]}

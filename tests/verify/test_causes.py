@@ -16,14 +16,14 @@ from torch import Tensor, nn
 import anybatch
 from anybatch.errors import InexactError
 
-from .ingredients import function_with, mini_batch
+from .ingredients import arguments, function_with, mini_batch
 
 BEGINNINGS = {
     "BatchNorm": "BatchNorm in training mode takes its statistics over each micro-batch, not over the "
     "mini-batch: norm (BatchNorm1d).",
     "dropout": "Dropout draws other masks for micro-batches than for the mini-batch: drop (Dropout), "
     "last_drop (Dropout).",
-    "inputs": "The function changes its arguments in place: x.",
+    "inputs": "The function changes its arguments in place: scale.",
     "state": "The function keeps state from one call to the next: state.queue.",
     "loss": "The loss does not add up: Sqrt of a value over all rows of the piece is not linear in it.",
 }
@@ -40,14 +40,14 @@ def _verified(
     function: Callable[..., Any], batch: dict[str, Tensor] | None = None, **options: Any
 ) -> anybatch.Verification:
     batch = mini_batch() if batch is None else batch
-    return anybatch.verify(anybatch.apply(list(batch), ub_size=4, **options)(function), **batch)
+    return anybatch.verify(anybatch.apply(["x", "y"], ub_size=4, **options)(function), **batch)
 
 
 @pytest.mark.parametrize("mixture", MIXTURES, ids="+".join)
 def test_each_of_several_causes_is_found(mixture: tuple[str, ...]) -> None:
     """Whatever is mixed together, each ingredient is named as a cause, and nothing else is."""
     function, _ = function_with(mixture)
-    found = _verified(function)
+    found = _verified(function, arguments())
     assert found.is_exact == (not mixture)
     assert len(found.causes) == len(mixture)
     for cause, ingredient in zip(found.causes, mixture, strict=True):
@@ -114,6 +114,7 @@ def test_dropout_inside_of_layers() -> None:
     attention = nn.MultiheadAttention(5, 1, dropout=0.3, batch_first=True).double()
 
     def step(x: Tensor, y: Tensor) -> Tensor:
+        assert recurrent.training, "cuDNN has no backward for it in eval mode"
         hidden, _ = recurrent(x[:, None].expand(-1, 4, -1))
         mixed, _ = attention(hidden, hidden, hidden)
         return F.cross_entropy(mixed.mean(1), y)
@@ -123,6 +124,23 @@ def test_dropout_inside_of_layers() -> None:
     assert ": recurrent (LSTM), attention (MultiheadAttention). " in found.causes[0]
     assert found.is_explained
     assert recurrent.dropout == 0.3
+
+
+def test_state_beside_layers_that_are_changed_to_be_switched_off() -> None:
+    """Putting state back for each call leaves the other switches off."""
+    recurrent = nn.LSTM(6, 5, num_layers=3, dropout=0.3, batch_first=True).double()
+    norm = nn.BatchNorm1d(5, track_running_stats=False).double()
+    calls = 0
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        hidden, _ = recurrent(x[:, None].expand(-1, 4, -1))
+        return F.cross_entropy(calls * norm(hidden[:, -1]), y)
+
+    found = _verified(step)
+    assert found.switched_off == ("BatchNorm", "dropout", "kept state")
+    assert found.is_explained
 
 
 def test_dropout_that_draws_in_the_order_of_rows() -> None:
@@ -181,6 +199,46 @@ def test_random_numbers_beside_dropout_and_a_refused_loss() -> None:
     assert [cause[: len(start)] for cause, start in zip(found.causes, beginnings, strict=True)] == beginnings
     assert found.switched_off == ("dropout",)
     assert not found.is_explained
+
+
+def test_random_numbers_just_before_dropout() -> None:
+    """What the function draws before a module runs is not taken for the module's."""
+    drop, again, model = nn.Dropout(0.3), nn.Dropout(0.3), nn.Linear(6, 3).double()
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        noisy = x + torch.randn_like(x).flip(0)
+        return F.cross_entropy(model(again(drop(noisy))), y)
+
+    found = _verified(step)
+    assert len(found.causes) == 2
+    assert ": drop (Dropout), again (Dropout)." in found.causes[0]
+    assert found.causes[1].startswith("The function draws random numbers (torch)")
+
+
+def test_module_that_draws_in_eval_mode_too() -> None:
+    """A module that draws whatever its mode is no dropout that could be switched off."""
+
+    class Noise(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(x, 0.5)
+
+    model = nn.Sequential(Noise(), nn.Linear(6, 8), Noise(), nn.Linear(8, 3)).double()
+    found = _verified(lambda x, y: F.cross_entropy(model(x), y))
+    assert len(found.causes) == 1
+    assert found.causes[0].startswith("The function draws random numbers (torch)")
+
+
+def test_changed_arguments_that_do_not_matter_beside_other_causes() -> None:
+    """Arguments that are changed once, to what they stay, are no cause, whatever else there is."""
+    function, _ = function_with(["loss"])
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        x.clamp_(-1, 1)
+        return function(x + torch.randn_like(x).flip(0), y)
+
+    found = _verified(step)
+    beginnings = ["The function draws random numbers", "The loss does not add up"]
+    assert [cause[: len(start)] for cause, start in zip(found.causes, beginnings, strict=True)] == beginnings
 
 
 def test_random_numbers_that_do_not_matter() -> None:
@@ -299,9 +357,9 @@ def test_state_out_of_reach() -> None:
 
 
 def test_changed_arguments_that_do_not_matter() -> None:
-    """Without a probe each row is met once: arguments that change then are a note, not a cause."""
-    function, _ = function_with(["inputs"])
-    found = _verified(function, on_inexact="ignore")
+    """Rows that change in place once each are a note, not a cause."""
+    model = nn.Linear(6, 3).double()
+    found = _verified(lambda x, y: F.cross_entropy(model(x.mul_(0.5)), y))
     assert found.is_exact
     assert len(found.notes) == 1
     assert found.notes[0].startswith("The function changes its arguments in place: x.")

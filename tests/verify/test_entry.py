@@ -169,6 +169,24 @@ def test_model_as_argument_and_further_keywords() -> None:
     assert found.loss_whole == pytest.approx(3 * F.cross_entropy(model(batch["x"]), batch["y"]).item())
 
 
+def test_module_as_function() -> None:
+    """A decorated module is called by the parameters of its `forward`, with their defaults."""
+
+    class Trained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = _network()
+
+        def forward(self, x: Tensor, y: Tensor = torch.arange(10) % 3) -> Tensor:  # noqa: B008
+            return F.cross_entropy(self.model(x), y)
+
+    trained, x = Trained(), _batch()["x"]
+    found = anybatch.verify(anybatch.apply(["x", "y"], ub_size=4)(trained), x)
+    assert found.is_exact
+    assert found.loss_whole == trained(x).item()
+    assert found.function == "Trained"
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_gradients_are_compared_where_they_are_disabled(mode: Any) -> None:
     """`verify` compares gradients also where the caller has them disabled, and leaves them disabled."""
@@ -250,7 +268,8 @@ def test_double_reaches_what_is_made_on_the_way() -> None:
 
     @anybatch.apply(["x", "y"], ub_size=4)
     def step(x: Any, y: Any) -> Tensor:
-        hidden = torch.as_tensor(x).float() @ holder["weight"] + torch.ones(3).to(torch.bfloat16)
+        thirds = (torch.as_tensor(x) / 3).float().half().to(dtype=torch.bfloat16).to(torch.float32)
+        hidden = thirds @ holder["weight"] + torch.ones(3).bfloat16()
         logits = Hidden.model(hidden.type(torch.float32))
         Hidden.dtypes.update((hidden.dtype, logits.dtype))
         return F.cross_entropy(logits, torch.as_tensor(y))
@@ -260,6 +279,10 @@ def test_double_reaches_what_is_made_on_the_way() -> None:
     assert found.is_exact
     assert found.allowed_ratio == 1e-10
     assert found.largest_error_ratio < 1e-13
+    thirds = torch.from_numpy(x).double() / 3
+    logits = Hidden.model.double()(thirds @ holder["weight"].double() + 1)
+    Hidden.model.float()
+    assert found.loss_whole == pytest.approx(F.cross_entropy(logits, torch.from_numpy(y)).item(), rel=1e-14)
     assert torch.float64 in Hidden.dtypes
     assert holder["weight"].dtype == Hidden.model.weight.dtype == torch.float32
     assert x.dtype == np.float32

@@ -110,8 +110,23 @@ def test_functions_of_the_same_file() -> None:
     _helper(torch.ones(1))
     assert scene.changed_state() == ["COUNT"]
     scene.restore()
-    scene = _scene(functools.partial(lambda held, x: held, [1]))
-    assert scene.changed_state() == []
+    held = [1]
+    scene = _scene(functools.partial(lambda held, x: held, held))
+    held.append(2)
+    assert scene.changed_state() == ["argument 0"]
+
+
+def test_globals_of_functions_inside() -> None:
+    """Global variables that only a function inside of the function names are reached."""
+    global COUNT
+
+    def function(x: Tensor) -> Any:
+        return lambda: [COUNT for _ in range(2)]
+
+    scene = _scene(function)
+    COUNT += 1
+    assert scene.changed_state() == ["COUNT"]
+    scene.restore()
 
 
 @dataclass
@@ -226,6 +241,18 @@ def test_module_that_is_out_of_reach() -> None:
     scene.restore()
     assert model.weight.grad is gradient
     assert model.weight.abs().max() > 0
+
+
+def test_state_is_put_back_without_modes() -> None:
+    """Modes are no state: they stay when state alone is put back."""
+    model = nn.Linear(2, 2)
+    scene = _scene(lambda x: model)
+    model.eval()
+    assert scene.changed_state() == []
+    scene.restore_state()
+    assert not model.training
+    scene.restore()
+    assert model.training
 
 
 def test_one_part_can_be_left_as_it_is() -> None:

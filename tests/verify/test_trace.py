@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import anybatch
 from anybatch.errors import InexactWarning
 
-from .ingredients import Network, function_with, mini_batch
+from .ingredients import Network, arguments, function_with, mini_batch
 
 EVERYTHING = ("BatchNorm", "dropout", "inputs", "state", "loss")
 
@@ -101,8 +101,8 @@ def _assert_no_trace(
 def test_nothing_is_left_behind(mixture: tuple[str, ...], double: bool) -> None:
     """After a verification everything is bit by bit as before, whatever the function does."""
     function, network = function_with(mixture)
-    batch = mini_batch()
-    step = anybatch.apply(list(batch), ub_size=4)(function)
+    batch = arguments()
+    step = anybatch.apply(["x", "y"], ub_size=4)(function)
     _assert_no_trace(network, batch, lambda: anybatch.verify(step, double=double, **batch))
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from anybatch._verify.kept import DEFAULT_GENERATORS
 from anybatch._verify.laboratory import Laboratory, Measured
 from anybatch._verify.scene import Part
 from anybatch._verify.sentences import Sentences
@@ -131,7 +132,7 @@ def _others(
     draws = laboratory.draws_anyway and laboratory.leaves_something(Part.RANDOM, (Switch.DROPOUT,))
     causes = [sentences.random_numbers(laboratory.first.generators)] if draws else []
     causes += [sentences.hidden_state()] if is_hidden else []
-    if is_hidden or (draws and laboratory.first.generators != ("torch",)):
+    if is_hidden or (draws and not set(laboratory.first.generators) <= DEFAULT_GENERATORS):
         # The probe's runs were not comparable, and it could not know: what it says of the loss is void.
         return causes
     return causes + _of_loss(laboratory, base, suspects, weights, sentences, is_alone=not causes)

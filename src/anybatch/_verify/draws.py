@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from anybatch._run import eager, light_graph
 from anybatch._verify.scene import Scene
 from anybatch._verify.subject import Subject
-from anybatch.batch import piece_of
+from anybatch.batch import feed
 
 
 @dataclass
@@ -31,7 +31,7 @@ def watch(subject: Subject, scene: Scene) -> Draws:
     """Runs the call forward, on all rows at once. What it changes stays, and is for the caller to undo."""
     draws = Draws()
     layout = subject.layout
-    piece = piece_of(layout, 0, layout.rows, scene.device)
+    (piece,) = feed(layout, (layout.rows,), scene.device)
     with eager(), light_graph(), _attributed(draws, scene):
         subject.bound.run(piece.arguments)
     return draws

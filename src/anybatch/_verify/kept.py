@@ -16,6 +16,7 @@ from anybatch.memory.device import RandomState
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
 SEQUENCES = (list, set, deque)
+DEFAULT_GENERATORS = frozenset({"torch", "numpy", "Python"})
 
 
 class Kept(ABC):

@@ -4,7 +4,6 @@ Both run within `scene.undone()`. Gradients and hooks are taken away before, so 
 afterwards is this run's.
 """
 
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from torch.nn.parameter import is_lazy
 from anybatch._apply import Applied
 from anybatch._run import returned
 from anybatch._verify.scene import Scene
-from anybatch._verify.subject import Subject
-from anybatch.batch import input_gradients, piece_of
+from anybatch._verify.subject import Subject, standing_for
+from anybatch.batch import feed, input_gradients
 from anybatch.errors import InexactWarning, LossError
 from anybatch.exact import graph
 from anybatch.fit.modules import watching
@@ -71,7 +70,7 @@ def whole(subject: Subject, scene: Scene, seen: Seen | None = None) -> Outcome:
 
     scene.strip()
     layout, bound = subject.layout, subject.bound
-    piece = piece_of(layout, 0, layout.rows, scene.device)
+    (piece,) = feed(layout, (layout.rows,), scene.device)
     with watching(enter):
         value = bound.run(piece.arguments)
     result = returned(value, bound.name, needs_graph=True)
@@ -112,7 +111,6 @@ def in_pieces(subject: Subject, scene: Scene) -> Outcome:
 def _looked_at(function: Callable[..., Any], scene: Scene) -> Callable[..., Any]:
     """The function, of whose losses the leaves are taken into the scene before they get gradients."""
 
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         value = function(*args, **kwargs)
         first = value[0] if type(value) is tuple and value else value
@@ -120,7 +118,7 @@ def _looked_at(function: Callable[..., Any], scene: Scene) -> Callable[..., Any]
         _look_at([loss for loss in losses if isinstance(loss, Tensor) and loss.requires_grad], scene)
         return value
 
-    return call
+    return standing_for(function, call)
 
 
 def _look_at(losses: Iterable[Tensor], scene: Scene, entries: Iterable[Tensor] = ()) -> torch.dtype:

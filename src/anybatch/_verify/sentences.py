@@ -37,8 +37,8 @@ class Sentences:
 
     def inputs(self, names: Sequence[str]) -> str:
         return (
-            f"The function changes its arguments in place: {_listed(names)}. It may be called several times "
-            "on the same rows: work on copies (`x = x / 255` instead of `x /= 255`)."
+            f"The function changes its arguments in place: {_listed(names)}. Each micro-batch is a call, and "
+            "meets what the one before has left: work on copies (`x = x / 255` instead of `x /= 255`)."
         )
 
     def state(self, names: Sequence[str]) -> str:

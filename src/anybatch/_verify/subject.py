@@ -1,5 +1,6 @@
 """The call that is verified: a decorated function and what it is called with."""
 
+import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -81,8 +82,23 @@ def subject_of(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
         )
     if inspect.ismethod(step):
         args = (step.__self__, *args)
-    arguments = inspect.signature(applied.function).bind(*args, **kwargs)
+    arguments = _signature_of(applied.function).bind(*args, **kwargs)
+    for name in applied.options.batch_names:
+        parameter = arguments.signature.parameters.get(name)
+        if parameter is not None and parameter.default is not parameter.empty:
+            arguments.arguments.setdefault(name, parameter.default)
     return Subject(applied.function, applied.options, arguments)
+
+
+def standing_for(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a call that wraps the user's function look like it, with its name, variables and parameters."""
+    functools.update_wrapper(call, function)
+    call.__signature__ = _signature_of(function)  # type: ignore[attr-defined]
+    return call
+
+
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function.forward if isinstance(function, Module) else function)
 
 
 def with_leaves(subject: Subject) -> Subject:

@@ -1,7 +1,6 @@
 """What can make micro-batches differ from the whole mini-batch, and how to switch each off."""
 
 import enum
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module, RNNBase
 
 from anybatch._verify.scene import Scene
-from anybatch._verify.subject import Subject, copied
+from anybatch._verify.subject import Subject, copied, standing_for
 
 
 class Switch(enum.Enum):
@@ -72,20 +71,18 @@ def _from_same_state(function: Callable[..., Any], scene: Scene) -> Callable[...
     """Lets every call begin with the state that the first one found."""
     begin = scene.again()
 
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         begin.restore_state()
         return function(*args, **kwargs)
 
-    return call
+    return standing_for(function, call)
 
 
 def _on_copies(function: Callable[..., Any], scene: Scene) -> Callable[..., Any]:
     """Lets every call work on copies of tensors and arrays, and on lists and dicts as they were."""
 
-    @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         scene.restore_inputs()
         return function(*copied(args), **copied(kwargs))
 
-    return call
+    return standing_for(function, call)
