@@ -148,18 +148,19 @@ class Applied:
         bound = Bound(self.function, arguments, self.options.batch_names)
         layout = lay_out(bound.batch, self.options.batch_dim)
         reach = in_reach(self.function, bound.others())
-        memory = self._memories.setdefault(_kind(layout, reach.modules), Memory())
+        memory = self._memories.setdefault(_kind(layout, reach.modules, bound.others()), Memory())
         parameters = (leaf for module in reach.modules for leaf in module.parameters())
         device = self.options.device or device_of(chain(parameters, reach.leaves))
         call = Call(bound, layout, self.options, memory, reach, device, self._warned)
         return train(call) if torch.is_grad_enabled() else evaluate(call)
 
 
-def _kind(layout: Layout, modules: Sequence[Module]) -> Hashable:
+def _kind(layout: Layout, modules: Sequence[Module], others: Sequence[Any]) -> Hashable:
     """What calls must have in common for what one has shown to hold for the other."""
+    flags = tuple(value for value in others if value is None or isinstance(value, (bool, str)))
     modes = tuple(module.training for module in modules)
     autocast = torch.is_autocast_enabled(), torch.is_grad_enabled()
-    return layout.structure, modes, autocast
+    return layout.structure, modes, autocast, flags
 
 
 def options_of(function: Mapping[str, Any] | Callable[..., Any]) -> Applied | None:

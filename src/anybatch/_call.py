@@ -31,6 +31,10 @@ from anybatch.fit.transaction import Transaction
 from anybatch.memory.device import widest_float
 
 _MOST_ATTEMPTS = 12
+_DOUBTFUL = (
+    "a micro-batch divides its loss by exactly 1, which may be a count or, where nothing counts, its clamp; "
+    "it is taken for a count. Say with `weight=` what counts"
+)
 _NO_ROOM = (
     "a probe of two rows ran out of memory, so how the loss adds up was taken from its graph alone and not "
     "compared with the whole"
@@ -179,6 +183,8 @@ class Call:
         Raises:
             Again: There is such a piece, from which nothing was learnt yet.
         """
+        if any(one.is_doubtful for one in weights):
+            self.notes.append(_DOUBTFUL)
         index = shares.departure(weights)
         if index is not None and self.settings.on_inexact != "ignore":
             where = (index, index > 0)
@@ -246,6 +252,13 @@ class Call:
         if not self.is_cut or self.settings.on_inexact == "ignore":
             return
         notes = [*self.notes, *(note for pattern in self.memory.patterns for note in pattern.warnings)]
+        changed = transaction.snapshot.changed_parameters()
+        if changed:
+            module, name = changed[0]
+            notes.append(
+                f"the function changes parameters ({type(module).__name__}.{name}), once per micro-batch and "
+                "in the probe. Take that out of it"
+            )
         norms = batch_norms(transaction.snapshot.modules)
         if norms:
             notes.append(

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -67,7 +67,8 @@ class Learner:
             if found:
                 self.memory.patterns = [known for known in self.memory.patterns if known.is_proved]
             for pattern in found:
-                self.memory.add(pattern)
+                notes = (*pattern.warnings, *rehearser.notes)
+                self.memory.add(replace(pattern, warnings=notes))
 
     def is_tired(self) -> bool:
         """Has the function been probed so often that once more is not worth it?"""

@@ -1,15 +1,18 @@
 """Forward runs of the user's function that leave no trace: what the probe looks at."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from anybatch._run import Bound, eager, light_graph, returned
 from anybatch.batch import Layout, outside_inference, piece_of
+from anybatch.exact.graph import node_of
 from anybatch.exact.rehearsal import NoRoom, Rehearsal
+from anybatch.exact.terms import Term, unlabelled
 from anybatch.exact.values import Recorder
 from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import batch_norms, is_noisy, watching
@@ -42,6 +45,8 @@ class Rehearser:
         self._most_rows = most_rows
         self._mode: _Mode | None = None
         self._needs_results = False
+        self._forms: list[Term] = []
+        self.notes: list[str] = []
         self.names: tuple[str | None, ...] = ()
 
     def __call__(self, start: int, stop: int, *, keeps: bool) -> Rehearsal:
@@ -73,15 +78,18 @@ class Rehearser:
 
     def _find_mode(self, start: int, stop: int) -> _Mode:
         """The mode that changes least of those in which runs can be compared; none helps a noisy function."""
-        if self._run_lightly(start, stop, False, _Mode.AS_IS).not_comparable is None:
+        as_is = self._run_lightly(start, stop, False, _Mode.AS_IS)
+        if as_is.not_comparable is None:
             return _Mode.AS_IS
+        self._forms = _forms(as_is)
         return next(
             (mode for mode in (_Mode.NOISY, _Mode.ALL) if self._helps(start, stop, mode)), _Mode.AS_IS
         )
 
     def _helps(self, start: int, stop: int, mode: _Mode) -> bool:
         try:
-            return self._run_lightly(start, stop, False, mode).not_comparable is None
+            run = self._run_lightly(start, stop, False, mode)
+            return run.not_comparable is None and _forms(run) == self._forms
         except Exception:  # what fails in this mode only (some models return no loss then) is no failure
             return False
 
@@ -103,9 +111,24 @@ class Rehearser:
             transaction.gradients.check_untouched(self._bound.name)
             result = returned(value, self._bound.name, needs_graph=True)
             not_comparable = _why_not_comparable(transaction)
+            if mode is _Mode.AS_IS:
+                self._note_buffers(transaction)
         inputs = frozenset(id(leaf.leaf) for leaf in piece.inputs)
         self.names = result.names
         return Rehearsal(result.losses, recorder.values, inputs, not_comparable)
+
+    def _note_buffers(self, transaction: Transaction) -> None:
+        changed = transaction.snapshot.changed_buffers()
+        others = [(module, name) for module, name in changed if not isinstance(module, _BatchNorm)]
+        if others and not self.notes:
+            self.notes.append(
+                f"buffers change once per micro-batch ({_named(others)}), not once per mini-batch"
+            )
+
+
+def _forms(run: Rehearsal) -> list[Term]:
+    """What the way down from each loss looks like: another one in eval mode is another loss."""
+    return [unlabelled(index, node_of(loss)) for index, loss in enumerate(run.losses)]
 
 
 @contextmanager
@@ -135,6 +158,8 @@ def _why_not_comparable(transaction: Transaction) -> str | None:
     if transaction.snapshot.has_drawn_random_numbers():
         return "the function draws random numbers"
     changed = transaction.snapshot.changed_buffers()
-    if changed:
-        return f"the function changes buffers ({', '.join(changed[:3])})"
-    return None
+    return f"the function changes buffers ({_named(changed)})" if changed else None
+
+
+def _named(changed: Sequence[tuple[Module, str]]) -> str:
+    return ", ".join([f"{type(module).__name__}.{name}" for module, name in changed[:3]])

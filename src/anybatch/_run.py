@@ -135,6 +135,12 @@ def answer(
 ) -> Any:
     """What the caller gets: the losses of the whole mini-batch, and the pieces' outputs, joined."""
     first = results[0]
+    other = next((result.names for result in results if result.names != first.names), None)
+    if other is not None:
+        raise LossError(
+            f"`apply`: a dict of losses has the same keys for every micro-batch. Got {list(first.names)} and "
+            f"{list(other)}. Return 0 * output.sum() for a loss that has nothing to count."
+        )
     loss = losses[0] if first.names == (None,) else dict(zip(first.names, losses, strict=True))
     places = range(len(first.others))
     joined = [join([result.others[place] for result in results], sizes, home) for place in places]

@@ -72,4 +72,6 @@ def spread(sizes: Sequence[int], index: int) -> list[Cut]:
     start, last = sum(sizes[:index]), total - rows
     steps = range(1, _MOST_CUTS + 1)
     starts = [start, *((start + step * max(last, 1) // _MOST_CUTS) % (last + 1) for step in steps)]
-    return [halve(one, rows, total) for one in dict.fromkeys(starts)]
+    cuts = [halve(one, rows, total) for one in dict.fromkeys(starts)]
+    # Of another size, for constants that only look like ones at one size.
+    return [cuts[0], halve(start, rows // 2, total), *cuts[1:]] if rows >= 4 else cuts

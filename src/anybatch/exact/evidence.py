@@ -9,7 +9,7 @@ from anybatch.exact import hooks, law
 from anybatch.exact.graph import Graph, lowest_precision, node_of
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Pattern
-from anybatch.exact.reading import Reading, follow
+from anybatch.exact.reading import OtherGraph, Reading, follow
 from anybatch.exact.rehearsal import Rehearsal
 from anybatch.exact.scale import Plan, install, seeds
 from anybatch.exact.terms import Term
@@ -61,6 +61,8 @@ def see(run: Rehearsal, terms: Sequence[Term]) -> Seen:
         OtherGraph: It has other terms.
     """
     tops = [node_of(loss) for loss in run.losses]
+    if terms and len(tops) != 1 + max(term.root for term in terms):
+        raise OtherGraph(f"{len(tops)} losses")
     readings = tuple(follow(term, tops[term.root]) for term in terms)
     losses = tuple(float(loss.detach().double()) for loss in run.losses)
     return Seen(losses, readings, parts(run.losses, run.values, terms, readings))

@@ -46,6 +46,7 @@ class TermLaw:
         per_row: The denominator per row that the probe met, for MEAN.
         follows_rows: Is it the same for any rows, so that D is known before anything runs?
         constant: What a SUM was found to divide by.
+        c0_error: The rounding error that c0 may have.
     """
 
     law: Law
@@ -53,19 +54,23 @@ class TermLaw:
     per_row: float = 1.0
     follows_rows: bool = False
     constant: float = 1.0
+    c0_error: float = 0.0
 
 
 class NoLaw(Exception):
     """The denominators of the halves don't add up to that of the whole."""
 
 
-def of_denominators(whole: Reading, halves: Sequence[Reading], rows: Sequence[int]) -> TermLaw:
+def of_denominators(
+    whole: Reading, halves: Sequence[Reading], rows: Sequence[int], rounding: float
+) -> TermLaw:
     """The law of a term whose denominators can be read.
 
     Args:
         whole: The term on a piece.
         halves: The term on each half of that piece.
         rows: The number of rows in each half.
+        rounding: The relative rounding error that denominators may have.
 
     Raises:
         NoLaw: There is none, such as for a division by the square root of the number of rows.
@@ -76,14 +81,16 @@ def of_denominators(whole: Reading, halves: Sequence[Reading], rows: Sequence[in
     if all(_near(value, whole.denominator) for value in raw):
         return TermLaw(Law.SUM, constant=whole.denominator)
     c0 = _offset(whole, halves)
+    if abs(c0) > _SMALL * abs(whole.weight) and any(half.is_doubtful for half in halves):
+        c0 = _offset(whole, [half for half in halves if not half.is_doubtful])
     if abs(c0) > _SMALL * abs(whole.weight):
         values = f"{raw[0]:g} and {raw[1]:g} for the halves, {whole.denominator:g} for both together"
         raise NoLaw(f"divides by something that does not add up over rows: {values}")
-    if abs(c0) <= 1e-13 * abs(whole.weight):
+    if abs(c0) <= rounding * abs(whole.weight):
         c0 = 0.0
     per_row = whole.weight / sum(rows)
     follows_rows = all(_near(half.weight, per_row * n, 1e-12) for half, n in zip(halves, rows, strict=True))
-    return TermLaw(Law.MEAN, c0, per_row or 1.0, follows_rows)
+    return TermLaw(Law.MEAN, c0, per_row or 1.0, follows_rows, c0_error=rounding * abs(whole.weight))
 
 
 def is_clamped(masked: float, usual: float) -> bool:
@@ -105,10 +112,15 @@ def common(laws: Sequence[TermLaw]) -> TermLaw:
     """The law that several cuts of the same loss agree on.
 
     A mean may look like a sum where halves have equal denominators by chance, not the other way round.
+
+    Raises:
+        NoLaw: They are means with different constants, so the constant is none.
     """
     means = [one for one in laws if one.law is Law.MEAN]
     if not means:
         return laws[0]
+    if any(abs(one.c0 - means[0].c0) > 2 * max(one.c0_error, means[0].c0_error) for one in means):
+        raise NoLaw("divides by something that adds up over rows only nearly")
     follows_rows = all(one.follows_rows for one in laws)
     follows_rows = follows_rows and all(_near(one.per_row, means[0].per_row, 1e-12) for one in means)
     return replace(means[0], follows_rows=follows_rows)

@@ -61,7 +61,7 @@ def _law_of(whole: Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: l
     term, reading = whole.terms[place], whole.seen.readings[place]
     others = [half.readings[place] for half in halves]
     if term.kind is Kind.ROWS:
-        return law.of_denominators(reading, others, cut.rows)
+        return law.of_denominators(reading, others, cut.rows, whole.allowed.absolute)
     if term.kind is Kind.PARAMETERS:
         return law.of_constants(reading, others, cut.rows)
     name = pretty(term.end) or "the loss"
@@ -92,7 +92,7 @@ def _law_of_constants(
 ) -> TermLaw | None:
     """The law that the constants on the way to an unreadable term suggest, where its values obey it."""
     try:
-        found = law.of_denominators(reading, others, cut.rows)
+        found = law.of_denominators(reading, others, cut.rows, slack)
     except law.NoLaw:
         return None
     if found.law is not Law.MEAN or not reading.weight:

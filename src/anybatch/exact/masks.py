@@ -9,6 +9,8 @@ from torch.autograd.graph import Node
 
 from anybatch.exact import nodes
 
+_SELECTIONS = {"IndexBackward0", "MaskedSelectBackward0", "IndexSelectBackward0"}
+
 # Between the sum and its mask these change neither which elements are zero nor their order.
 _SAME_ELEMENTS = {"NegBackward0", "ToCopyBackward0", "CloneBackward0", "AliasBackward0"}
 _JOINING = {"AddBackward0", "SubBackward0", "StackBackward0", "CatBackward0"}
@@ -22,7 +24,24 @@ def is_masked_out(collapse: Node) -> bool:
         return True
     if name in _JOINING:
         return _is_zero(collapse, None)
+    contracted = _constant_operand(collapse, name)
+    if contracted is not None:
+        return not bool(contracted.any())
     return name.startswith(("Sum", "Mean")) and _is_zero(_only_child(collapse), None)
+
+
+def shows_what_counts(collapse: Node) -> bool:
+    """Is there a mask, or a selection, between the sum and its rows, that tells whether anything counts?"""
+    node: Node | None = collapse
+    while node is not None:
+        name = node.name()
+        if name in _SELECTIONS or name in nodes.NLL or _lets_through(node, name) is not None:
+            return True
+        if _constant_operand(node, name) is not None:
+            return True
+        passes = name in nodes.LINEAR or name.startswith(("Sum", "Nansum", "Mean"))
+        node = _only_child(node) if passes else None
+    return False
 
 
 def _is_zero(node: Node | None, support: torch.Tensor | None) -> bool:
@@ -64,6 +83,18 @@ def _lets_through(node: Node, name: str) -> torch.Tensor | None:
     return None
 
 
+def _constant_operand(node: Node, name: str) -> torch.Tensor | None:
+    """The operand without gradient of a product that sums rows up: `mask @ losses`."""
+    if name not in nodes.CONTRACTIONS or len(_needed(node)) != 1:
+        return None
+    operands = (getattr(node, f"_saved_{operand}", None) for operand in ("self", "tensor", "vec", "mat2"))
+    return next((operand for operand in operands if isinstance(operand, torch.Tensor)), None)
+
+
+def _needed(node: Node) -> list[Node]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
 def _only_child(node: Node) -> Node | None:
-    children = [child for child, _ in node.next_functions if child is not None]
+    children = _needed(node)
     return children[0] if len(children) == 1 else None

@@ -129,7 +129,7 @@ _PER_ELEMENT = {
     *("BinaryCrossEntropyBackward0", "BinaryCrossEntropyWithLogitsBackward0"),
 }
 _PER_ROW = {"MultiMarginLossBackward0", "MultilabelMarginLossBackward0"}
-_NLL = {"NllLossBackward0", "NllLoss2DBackward0"}
+NLL = {"NllLossBackward0", "NllLoss2DBackward0"}
 _MEAN, _SUM = 1, 2
 
 
@@ -156,7 +156,7 @@ def denominator(node: Node, name: str) -> Denominator:
     """
     if is_sum(node, name):
         return 1.0
-    if name in _NLL:
+    if name in NLL:
         return _counted_targets(node)
     if name in _PER_ELEMENT | _PER_ROW:
         shape = _operand_shape(node)
@@ -176,7 +176,7 @@ def denominator(node: Node, name: str) -> Denominator:
 def counts_nothing(node: Node, name: str) -> bool:
     """Does the node sum over no elements at all?"""
     sizes = getattr(node, "_saved_self_sym_sizes", None) if name.startswith(("Sum", "Mean")) else None
-    if name in _NLL:
+    if name in NLL:
         return float(_counted_targets(node)) == 0
     return sizes is not None and 0 in tuple(sizes)
 
@@ -245,6 +245,6 @@ def saved(node: Node, attribute: str):  # type: ignore[no-untyped-def]  # tensor
 
 def is_sum(node: Node, name: str) -> bool:
     """Does the node sum rows up without dividing?"""
-    if name in _NLL | _PER_ELEMENT | _PER_ROW:
+    if name in NLL | _PER_ELEMENT | _PER_ROW:
         return bool(saved(node, "reduction") == _SUM)
     return name in CONTRACTIONS or name.startswith(("SumBackward", "NansumBackward"))

@@ -8,7 +8,7 @@ from torch.autograd.graph import Node
 
 from anybatch.exact import nodes
 from anybatch.exact.labels import pretty
-from anybatch.exact.masks import is_masked_out
+from anybatch.exact.masks import is_masked_out, shows_what_counts
 from anybatch.exact.terms import Kind, Term, needed
 
 
@@ -19,6 +19,7 @@ class Reading:
     Attributes:
         denominator: What its mean divides by, constants on the path included.
         is_masked: Does nothing of the piece count?
+        is_doubtful: Does it divide by exactly 1, with no mask to tell whether that is a count or its clamp?
         top: The highest node that belongs to this term alone.
         end: The node that sums up the rows.
         stop: The node at which the term is cut off where it counts nothing: the end, or the highest learned
@@ -29,6 +30,7 @@ class Reading:
 
     denominator: float
     is_masked: bool
+    is_doubtful: bool
     top: Node
     end: Node
     stop: Node
@@ -84,9 +86,12 @@ def _read(term: Term, trail: Sequence[Node]) -> Reading:
     has_divisor = any(constant.divides for constant in found)
     own = nodes.denominator(trail[-1], term.end) if term.kind is Kind.ROWS else 1.0
     own_learned = [place for place in term.learned if place >= term.branch]
+    divisor, is_counted = _divisor(scalars), term.kind is not Kind.PARAMETERS and has_divisor
+    is_masked = is_counted and is_masked_out(trail[-1])
     return Reading(
-        denominator=float(own) * _divisor(scalars),
-        is_masked=term.kind is not Kind.PARAMETERS and has_divisor and is_masked_out(trail[-1]),
+        denominator=float(own) * divisor,
+        is_masked=is_masked,
+        is_doubtful=is_counted and divisor == 1.0 and not (is_masked or shows_what_counts(trail[-1])),
         top=trail[term.branch],
         end=trail[-1],
         stop=trail[min(own_learned)] if own_learned else trail[-1],

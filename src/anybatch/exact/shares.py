@@ -20,6 +20,7 @@ class PieceWeights:
         rows: Its number of rows.
         weights: For each term of the pattern what it divides by here, 0 where nothing counts.
         denominators: The same, also where nothing counts.
+        is_doubtful: Does a term divide by the 1 of what may be a clamp?
         given: For each loss what the caller says of the piece; None where the graph is read.
     """
 
@@ -27,22 +28,32 @@ class PieceWeights:
     rows: int
     weights: tuple[float, ...]
     denominators: tuple[float, ...]
+    is_doubtful: bool
     given: tuple[Given | None, ...]
 
 
 def weigh(
     pattern: Pattern, readings: Sequence[Reading], rows: int, given: Sequence[Given | None]
 ) -> PieceWeights:
-    weights = tuple(reading.weight for reading in readings)
+    """What the readings of a piece bring."""
+    is_doubtful = any(
+        reading.is_doubtful and pattern.law(term).law is Law.MEAN and pattern.law(term).per_row * rows != 1
+        for term, reading in zip(pattern.terms, readings, strict=True)
+    )
     return PieceWeights(
-        pattern, rows, weights, tuple(reading.denominator for reading in readings), tuple(given)
+        pattern,
+        rows,
+        tuple(reading.weight for reading in readings),
+        tuple(reading.denominator for reading in readings),
+        is_doubtful,
+        tuple(given),
     )
 
 
 def unread(pattern: Pattern, rows: int, given: Sequence[Given | None]) -> PieceWeights:
     """Of a piece whose losses are not read from their graphs."""
     ones = (1.0,) * len(pattern.terms)
-    return PieceWeights(pattern, rows, ones, ones, tuple(given))
+    return PieceWeights(pattern, rows, ones, ones, False, tuple(given))
 
 
 def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:

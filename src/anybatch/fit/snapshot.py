@@ -34,6 +34,7 @@ class Snapshot:
         self._python = random.getstate()
         self._modes: dict[Module, bool] = {}
         self._buffers: dict[tuple[Module, str], _Buffer] = {}
+        self._parameters: dict[tuple[Module, str], tuple[Tensor, int]] = {}
 
     def __contains__(self, module: Module) -> bool:
         return module in self._modes
@@ -43,6 +44,9 @@ class Snapshot:
         if module in self._modes:
             return
         self._modes[module] = module.training
+        for name, parameter in module._parameters.items():
+            if parameter is not None and not parameter.is_inference():
+                self._parameters[module, name] = parameter, parameter._version
         with torch.no_grad():
             for name, tensor in module._buffers.items():
                 self._buffers[module, name] = _recorded(tensor)
@@ -58,12 +62,16 @@ class Snapshot:
             has_moved or random.getstate() != self._python or not _is_same(np.random.get_state(), self._numpy)
         )
 
-    def changed_buffers(self) -> list[str]:
-        """The buffers that changed since, as `ModuleType.name`."""
+    def changed_buffers(self) -> list[tuple[Module, str]]:
+        """The buffers that changed since, each with its module and name."""
+        return [key for key, buffer in self._buffers.items() if _has_changed(*key, buffer)]
+
+    def changed_parameters(self) -> list[tuple[Module, str]]:
+        """The parameters that were written to since, each with its module and name."""
         return [
-            f"{type(module).__name__}.{name}"
-            for (module, name), buffer in self._buffers.items()
-            if _has_changed(module, name, buffer)
+            (module, name)
+            for (module, name), (parameter, version) in self._parameters.items()
+            if not parameter.is_inference() and parameter._version != version
         ]
 
     def restore(self) -> None:
