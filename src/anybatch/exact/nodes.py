@@ -56,6 +56,12 @@ class Constant:
     value: Denominator
     divides: bool = False
 
+    def tensor(self) -> torch.Tensor:
+        """The value as a tensor of its own; a number that autograd saved is none (torch 2.13)."""
+        if self.elements == 1:
+            return torch.tensor(float(self.value), dtype=torch.float64)
+        return torch.as_tensor(self.value)
+
     @property
     def elements(self) -> int:
         return self.value.numel() if isinstance(self.value, torch.Tensor) else 1

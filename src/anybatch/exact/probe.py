@@ -97,7 +97,6 @@ def _verdict(results: Sequence[_Result]) -> list[Pattern]:
     for result in results:
         if result.causes:
             raise Refuted(result.causes, result.pattern.losses)
-    losses = results[0].pattern.losses
     alike: dict[tuple[Term, ...], list[Pattern]] = {}
     for result in results:
         is_proved = result.pattern.is_proved and result.is_clear
@@ -105,7 +104,7 @@ def _verdict(results: Sequence[_Result]) -> list[Pattern]:
     try:
         return [_merged(patterns) for patterns in alike.values()]
     except law.NoLaw as reason:
-        raise Refuted([f"a term {reason}"], losses) from reason
+        raise Refuted([f"a term {reason}"], results[0].pattern.losses) from reason
 
 
 def _merged(patterns: Sequence[Pattern]) -> Pattern:

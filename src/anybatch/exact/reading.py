@@ -79,10 +79,9 @@ def _read(term: Term, trail: Sequence[Node]) -> Reading:
     steps = zip(trail, term.path, strict=False)
     found = [constant for node, step in steps if (constant := nodes.constant(node, step.name, step.edge))]
     scalars = tuple(constant for constant in found if constant.elements == 1)
-    vectors = tuple(torch.as_tensor(constant.value) for constant in found if constant.elements != 1)
+    vectors = tuple(constant.tensor() for constant in found if constant.elements != 1)
     if term.kind is Kind.PARAMETERS:
-        values = (torch.as_tensor(constant.value) for constant in scalars)
-        vectors = (*values, *vectors, *_constants_below(trail[-1]))
+        vectors = (*(constant.tensor() for constant in scalars), *vectors, *_constants_below(trail[-1]))
     has_divisor = any(constant.divides for constant in found)
     own = nodes.denominator(trail[-1], term.end) if term.kind is Kind.ROWS else 1.0
     own_learned = [place for place in term.learned if place >= term.branch]
@@ -127,5 +126,5 @@ def _constants_below(node: Node) -> list[torch.Tensor]:
             if child is not None:
                 stack.append(child)
                 constant = nodes.constant(node, name, edge)
-                found += [torch.as_tensor(constant.value)] if constant else []
+                found += [constant.tensor()] if constant else []
     return found

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from anybatch.memory.device import RandomState
 
@@ -45,7 +46,7 @@ class Snapshot:
             return
         self._modes[module] = module.training
         for name, parameter in module._parameters.items():
-            if parameter is not None and not parameter.is_inference():
+            if parameter is not None and not is_lazy(parameter) and not parameter.is_inference():
                 self._parameters[module, name] = parameter, parameter._version
         with torch.no_grad():
             for name, tensor in module._buffers.items():
