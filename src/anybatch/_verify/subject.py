@@ -130,13 +130,6 @@ def in_double(subject: Subject) -> Subject:
     return subject.mapped(change)
 
 
-def copied(value: Any) -> Any:
-    """Copies of the tensors and arrays in a container; what is not known passes as it is."""
-    return _mapped(
-        value, "", lambda _name, array: array.clone() if isinstance(array, Tensor) else array.copy(), {}
-    )
-
-
 def _wide(tensor: Tensor) -> Tensor:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return tensor

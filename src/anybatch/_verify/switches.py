@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module, RNNBase
 
 from anybatch._verify.scene import Scene
-from anybatch._verify.subject import Subject, copied, standing_for
+from anybatch._verify.subject import Subject, standing_for
 
 
 class Switch(enum.Enum):
@@ -45,9 +45,9 @@ def switched(subject: Subject, scene: Scene, off: Iterable[Switch], wiring: Wiri
             _stop_drawing(module)
     function = subject.function
     if Switch.STATE in off:
-        function = _from_same_state(function, scene)
+        function = _beginning_with(scene.again().restore_state, function)
     if Switch.INPUTS in off:
-        function = _on_copies(function, scene)
+        function = _beginning_with(scene.restore_inputs, function)
     return replace(subject, function=function)
 
 
@@ -67,22 +67,11 @@ def _stop_drawing(module: Module) -> None:
         module.training = False
 
 
-def _from_same_state(function: Callable[..., Any], scene: Scene) -> Callable[..., Any]:
-    """Lets every call begin with the state that the first one found."""
-    begin = scene.again()
+def _beginning_with(restore: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets every call meet what the first one found."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        begin.restore_state()
+        restore()
         return function(*args, **kwargs)
-
-    return standing_for(function, call)
-
-
-def _on_copies(function: Callable[..., Any], scene: Scene) -> Callable[..., Any]:
-    """Lets every call work on copies of tensors and arrays, and on lists and dicts as they were."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        scene.restore_inputs()
-        return function(*copied(args), **copied(kwargs))
 
     return standing_for(function, call)
