@@ -393,12 +393,17 @@ def test_own_error_about_memory_that_overlaps(net: nn.Module) -> None:
     assert not isinstance(caught.value, LossError)
 
 
-def test_under_a_dispatch_mode(net: nn.Module) -> None:
+@pytest.mark.parametrize("owner", ["rows", "parameters"])
+def test_under_a_dispatch_mode(net: nn.Module, owner: str) -> None:
     """A call under a dispatch mode of the user's is exact, with Python numbers in its loss."""
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        outputs = net(x)
+        penalty = outputs.square().mean() if owner == "rows" else net.weight.square().sum()
+        return F.cross_entropy(outputs, y) + 0.1 * penalty
+
     with FlopCounterMode(display=False) as counter:
-        assert_exact(
-            lambda x, y: F.cross_entropy(net(x), y) + 0.1 * net(x).square().mean(), batch_of_labels(), net
-        )
+        assert_exact(function, batch_of_labels(), net)
     assert counter.get_total_flops() > 0
 
 
