@@ -462,6 +462,24 @@ def test_unreadable_loss_that_is_inexact() -> None:
     assert found.switched_off == ()
 
 
+@pytest.mark.parametrize(("roundings", "is_exact"), [(3, True), (7, True), (9, False)])
+def test_rounding_on_both_sides_of_the_true_result(roundings: int, is_exact: bool) -> None:
+    """Micro-batches that are as near to the float64 result as the whole are exact, if far from the whole."""
+    eps = torch.finfo(torch.float32).eps
+    weight = torch.ones((), requires_grad=True)
+
+    def step(x: Tensor) -> Tensor:
+        error = 4 if len(x) == 10 else -roundings
+        return (weight * x).sum() * (1 + (x.dtype == torch.float32) * error * eps)
+
+    found = anybatch.verify(anybatch.apply(["x"], 5, weight="sum", on_inexact="ignore")(step), torch.ones(10))
+    assert found.largest_error_ratio == pytest.approx((4 + roundings) * eps, abs=eps)
+    assert found.allowed_ratio == pytest.approx(8 * eps, abs=eps)
+    assert found.is_exact == is_exact
+    assert [note[:22] for note in found.notes] == (["From the float64 resul"] if roundings == 7 else [])
+    assert [cause[:8] for cause in found.causes] == ([] if is_exact else ["Rounding"])
+
+
 def test_rounding() -> None:
     """Gradients that lose digits when the pieces' are added up are told from a wrong method."""
     weight = torch.ones((), dtype=torch.bfloat16, requires_grad=True)

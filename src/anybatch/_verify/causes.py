@@ -78,7 +78,7 @@ def _suspects(laboratory: Laboratory) -> list[Switch]:
 
 
 def _confirmed(laboratory: Laboratory, suspects: Sequence[Switch]) -> dict[Switch, float | None]:
-    """The suspects that differ on their own, with how much; all of them where only their company does."""
+    """The suspects that differ on their own, several with how much; all where only their company does."""
     if len(suspects) == 1:
         return {suspects[0]: None}
     alone = {
@@ -90,7 +90,7 @@ def _confirmed(laboratory: Laboratory, suspects: Sequence[Switch]) -> dict[Switc
         for suspect, measured in alone.items()
         if not laboratory.is_exact(measured)
     }
-    return found or dict.fromkeys(suspects)
+    return found if len(found) > 1 else dict.fromkeys(found or suspects)
 
 
 def _relevant(laboratory: Laboratory, suspects: Sequence[Switch], is_hidden: bool) -> list[Switch]:

@@ -59,9 +59,10 @@ def verify(step: Callable[..., Any], /, *args: Any, double: bool = False, **kwar
         BatchError, LossError, WeightError: As from the call.
 
     Error:
-        "Exact" means that no difference is above 1e-10 of the largest gradient where everything is float64;
-        otherwise not above twice the rounding error that the mini-batch whole has against float64, or one
-        rounding of the lowest dtype. Where the call can't run in float64: 64 roundings, at most 5 %.
+        "Exact" means that no difference is above 1e-10 of the largest gradient where everything is float64.
+        Otherwise it is not above twice the rounding error that the mini-batch whole has against float64, or
+        two roundings of the lowest dtype; or the micro-batches are themselves within that of the float64
+        result. Where the call can't run in float64: 64 roundings, at most 5 %.
 
     Example:
         >>> import torch, anybatch
@@ -127,7 +128,7 @@ def _verify(subject: Subject, laboratory: Laboratory) -> Verification:
         switched_off=diagnosis.switched_off,
         remaining_error_ratio=diagnosis.remaining_ratio,
         is_explained=diagnosis.is_explained,
-        notes=tuple(_notes(laboratory, measured.sizes, sentences, diagnosis)),
+        notes=tuple(_notes(laboratory, as_is, measured.sizes, sentences, diagnosis)),
     )
 
 
@@ -164,12 +165,20 @@ def _losses(outcome: Outcome) -> float | dict[str, float]:
 
 
 def _notes(
-    laboratory: Laboratory, sizes: tuple[int, ...], sentences: Sentences, diagnosis: Diagnosis
+    laboratory: Laboratory,
+    as_is: Measured,
+    sizes: tuple[int, ...],
+    sentences: Sentences,
+    diagnosis: Diagnosis,
 ) -> Iterator[str]:
     if len(sizes) == 1:
         yield _ONE_PIECE
     elif laboratory.first.generators and diagnosis.is_explained and not diagnosis.has(Switch.DROPOUT):
         yield sentences.same_draws(laboratory.dropout)
+    if not diagnosis.causes and not laboratory.is_allowed(as_is.difference):
+        nearness = laboratory.nearness(as_is)
+        assert nearness is not None
+        yield sentences.as_near(nearness)
     if laboratory.first.inputs and not diagnosis.has(Switch.INPUTS):
         yield sentences.inputs(laboratory.first.inputs)
     yield from map(sentences.not_proved, diagnosis.unproved)

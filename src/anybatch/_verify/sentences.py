@@ -35,6 +35,12 @@ class Sentences:
             "drew the same as the mini-batch. Do not rely on it."
         )
 
+    def as_near(self, ratio: float) -> str:
+        return (
+            f"From the float64 result the micro-batches differ by {ratio:.1e}: they are as near to it as the "
+            "mini-batch whole."
+        )
+
     def inputs(self, names: Sequence[str]) -> str:
         return (
             f"The function changes its arguments in place: {_listed(names)}. Each micro-batch is a call, and "
