@@ -57,8 +57,10 @@ class Rehearser:
         """
         try:
             if self._mode is None:
-                self._mode = self._find_mode(start, stop)
-            return self._run_lightly(start, stop, keeps, self._mode)
+                run = self._find_mode(start, stop)
+                if run is not None and not keeps:
+                    return run
+            return self._run_lightly(start, stop, keeps, self._mode or _Mode.AS_IS)
         except Exception as error:
             if stop - start <= self._most_rows or not is_out_of_memory(error):
                 raise
@@ -76,15 +78,20 @@ class Rehearser:
         self._needs_results = True
         return self._run(start, stop, True, mode)
 
-    def _find_mode(self, start: int, stop: int) -> _Mode:
-        """The mode that changes least of those in which runs can be compared; none helps a noisy function."""
+    def _find_mode(self, start: int, stop: int) -> Rehearsal | None:
+        """Settles the mode: the one that changes least of those in which runs can be compared.
+
+        Returns:
+            The run as it is, where that is the mode.
+        """
         as_is = self._run_lightly(start, stop, False, _Mode.AS_IS)
+        self._mode = _Mode.AS_IS
         if as_is.not_comparable is None:
-            return _Mode.AS_IS
+            return as_is
         self._forms = _forms(as_is)
-        return next(
-            (mode for mode in (_Mode.NOISY, _Mode.ALL) if self._helps(start, stop, mode)), _Mode.AS_IS
-        )
+        helping = (mode for mode in (_Mode.NOISY, _Mode.ALL) if self._helps(start, stop, mode))
+        self._mode = next(helping, _Mode.AS_IS)
+        return None
 
     def _helps(self, start: int, stop: int, mode: _Mode) -> bool:
         try:

@@ -206,7 +206,8 @@ def _correction(call: Call, done: Sequence[_Done]) -> float:
         call.memory.patterns.clear()
         call.learn_again(odd)
     expected: dict[Key, float] = {}
-    for one in weights:
+    # One piece of each pattern: what is expected does not depend on the piece.
+    for one in {id(one.pattern): one for one in weights}.values():
         expected.update(_expected(call, one, done[0].result.names, done[0].losses.losses))
     ratio = shares.correction(weights, expected, shares.totals(weights))
     if ratio is None:
