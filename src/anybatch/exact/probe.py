@@ -167,6 +167,8 @@ def _in_another_form(whole: Whole, runs: Sequence[Rehearsal]) -> tuple[Whole, li
     """Halves that are computed in another way than the piece (one row often is), each read in its own way."""
     forms = [_unlabelled(run) for run in runs]
     readable = [*forms[0], *whole.own_terms]
+    if not len(forms[0]) == len(forms[1]) == len(whole.own_terms):
+        return None
     if forms[0] != forms[1] or any(term.kind is not Kind.ROWS for term in readable) or any(whole.given):
         return None
     halves = [evidence.see(run, forms[0]) for run in runs]
