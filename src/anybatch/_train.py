@@ -25,6 +25,7 @@ class _Done:
     """What is kept of a piece: numbers, and outputs where the batch lives."""
 
     losses: PieceLosses
+    seeds: tuple[float, ...]
     result: Returned
     inputs: tuple[InputGradient, ...]
 
@@ -61,7 +62,7 @@ def _attempt(call: Call) -> Any:
             weights = [one.losses.weights for one in done if one.losses.weights is not None]
             call.check_proof(weights)
             call.check_departure(weights)
-        ratio = _correction(call, done) if call.is_cut and counted is None else 1.0
+        ratio = _ratio(call, done, counted) if call.is_cut else 1.0
         transaction.gradients.rescale(ratio)
         _give_input_gradients(transaction, done, ratio)
         losses = call.total([one.losses for one in done], ratio)
@@ -125,7 +126,12 @@ def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted
     torch.autograd.backward(result.losses, scale.seeds(result.losses, plans))
     transaction.gradients.look()
     inputs = tuple(leaf.gradient() for leaf in piece.inputs)
-    return _Done(losses, result.settled(detach(result.others, call.layout.device)), inputs)
+    return _Done(
+        losses,
+        tuple(plan.seed for plan in plans),
+        result.settled(detach(result.others, call.layout.device)),
+        inputs,
+    )
 
 
 def _look_at_graph(call: Call, transaction: Transaction, piece: Piece, result: Returned) -> None:
@@ -154,8 +160,9 @@ def _scale(
     if any(term.key not in whole for term in pattern.terms):
         call.count_first()
     factors = shares.factors(weights, whole)
+    is_final = counted is not None or shares.is_known(pattern)
     try:
-        plans = scale.plans(pattern, readings, factors, len(call.sizes))
+        plans = scale.plans(pattern, readings, factors, len(call.sizes), is_final=is_final)
     except scale.CannotScale as reason:
         call.refuse(str(reason), pattern.losses)
     commons = [plan.common for plan in plans]
@@ -193,14 +200,28 @@ def _expected(
 ) -> dict[Key, float]:
     """What terms of the whole mini-batch are expected to divide by, up to a common scale."""
     rows = call.layout.rows
-    whole = shares.expected_totals(weights.pattern, rows, call.given(names, 0, rows))
+    whole = shares.expected_totals(weights.pattern, rows, len(call.sizes), call.given(names, 0, rows))
     is_coarse = any(loss.dtype != torch.float64 for loss in losses)
     return shares.in_exact_factors(weights.pattern, whole) if is_coarse else whole
 
 
-def _correction(call: Call, done: Sequence[_Done]) -> float:
-    """What is left to multiply gradients with, now that all denominators are known."""
+def _ratio(call: Call, done: Sequence[_Done], counted: _Counted | None) -> float:
+    """What is left to multiply gradients with, after all pieces."""
     weights = [one.losses.weights for one in done if one.losses.weights is not None]
+    ratio = 1.0 if counted is not None else _correction(call, done, weights)
+    slack = max(1e-12, *(8 * torch.finfo(loss.dtype).eps for loss in done[0].losses.losses))
+    if not shares.sums_to_one(weights, [one.seeds for one in done], ratio, slack):
+        if counted is None:
+            call.count_first()
+        call.refuse(
+            "what is the same for every piece can't be shared out among them; return it in a dict of losses",
+            len(done[0].losses.losses),
+        )
+    return ratio
+
+
+def _correction(call: Call, done: Sequence[_Done], weights: Sequence[PieceWeights]) -> float:
+    """What the denominators of all pieces make of the expected ones."""
     odd = None if call.settings.on_inexact == "ignore" else shares.has_other_sum(weights)
     if odd is not None:
         call.memory.patterns.clear()

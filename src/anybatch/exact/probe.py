@@ -264,7 +264,7 @@ def _try(
     factors = [shares.factors(piece, totals) for piece in pieces]
     try:
         plans = [
-            scale.plans(known, half.readings, factor, len(pieces))
+            scale.plans(known, half.readings, factor, len(pieces), is_final=True)
             for half, factor in zip(halves, factors, strict=True)
         ]
     except CannotScale as reason:

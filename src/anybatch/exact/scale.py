@@ -47,14 +47,17 @@ class CannotScale(Exception):
     """Two terms with different factors meet in one node."""
 
 
-def plans(pattern: Pattern, readings: Sequence[Reading], factors: Sequence[float], pieces: int) -> list[Plan]:
+def plans(
+    pattern: Pattern, readings: Sequence[Reading], factors: Sequence[float], pieces: int, *, is_final: bool
+) -> list[Plan]:
     """How to run backward through each loss of a piece.
 
     Args:
         pattern: The terms of the losses, and their laws.
         readings: What the piece says of each term.
-        factors: What each term is to be multiplied with; that of an `ONCE` term is not looked at.
+        factors: What each term is to be multiplied with.
         pieces: The number of pieces.
+        is_final: Are the factors those of the whole mini-batch, up to a common ratio that is known?
 
     Raises:
         CannotScale: A node belongs to terms with different factors.
@@ -63,25 +66,26 @@ def plans(pattern: Pattern, readings: Sequence[Reading], factors: Sequence[float
         _Scaled(term, reading, pattern.law(term).law, factor)
         for term, reading, factor in zip(pattern.terms, readings, factors, strict=True)
     ]
-    return [
-        _plan([item for item in items if item.term.root == root], pieces) for root in range(pattern.losses)
-    ]
+    by_root = ([item for item in items if item.term.root == root] for root in range(pattern.losses))
+    return [_plan(mine, pieces, is_final) for mine in by_root]
 
 
-def _plan(items: Sequence[_Scaled], pieces: int) -> Plan:
-    """Plans the backward pass of one loss of a piece.
-
-    What is the same for every piece (a weight decay) goes in with shares that sum to 1: those of the
-    other terms where they do, equal ones otherwise.
-    """
-    split = [item for item in items if item.law is not Law.ONCE]
+def _plan(items: Sequence[_Scaled], pieces: int, is_final: bool) -> Plan:
     common = common_factor([(item.law, item.factor) for item in items], pieces)
-    are_shares = all(item.law in (Law.MEAN, Law.ROWS) for item in split)
-    if len(split) == len(items):
-        seed = common or 1.0
-    else:
-        seed = common if common is not None and are_shares else 1 / pieces
+    split = [item for item in items if item.law is not Law.ONCE]
+    once = [item.factor for item in items if item.law is Law.ONCE]
+    seed = _seed(split, once[0], common, is_final) if once else common or 1.0
     return Plan(seed, tuple(_hooks(split, seed)), common)
+
+
+def _seed(split: Sequence[_Scaled], once: float, common: float | None, is_final: bool) -> float:
+    """What reaches the terms that are the same for every piece (a weight decay); all seeds sum to 1.
+
+    Where the other terms are still to be multiplied with an unknown ratio, these go along with them, as far
+    as they have one factor: shares that sum to 1 by then.
+    """
+    goes_along = not is_final and all(item.law in (Law.MEAN, Law.ROWS) for item in split)
+    return common if goes_along and common is not None else once
 
 
 def _hooks(items: Sequence[_Scaled], seed: float) -> list[tuple[Node, float]]:

@@ -59,7 +59,8 @@ def unread(pattern: Pattern, rows: int, given: Sequence[Given | None]) -> PieceW
 def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
     """What each term of the whole mini-batch divides by: D = sum P_i - (K - 1) c0.
 
-    A piece in which nothing counts, and that divides by the 1 of a clamp, is none of the K.
+    A piece in which nothing counts, and that divides by the 1 of a clamp, is none of the K. An `ONCE` term
+    divides by the number of pieces that have it.
     """
     amounts: dict[Key, list[float]] = {}
     offsets: dict[Key, float] = {}
@@ -69,18 +70,13 @@ def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
             offsets[term.key] = known.c0
             amounts.setdefault(term.key, [])
             if not (known.law is Law.MEAN and _is_clamped(piece, place, known.per_row)):
-                amount = (
-                    piece.denominators[place]
-                    if known.law is Law.MEAN
-                    else _amount(known.law, piece, term.root)
-                )
-                amounts[term.key].append(amount)
+                amounts[term.key].append(_amount(known.law, piece, place))
     whole = {key: sum(values) - max(len(values) - 1, 0) * offsets[key] for key, values in amounts.items()}
     counts = {
         term.key
         for piece in pieces
         for term, weight in zip(piece.pattern.terms, piece.weights, strict=True)
-        if weight
+        if weight or piece.pattern.law(term).law is Law.ONCE
     }
     return {key: value if key in counts else 0.0 for key, value in whole.items()}
 
@@ -89,15 +85,25 @@ def _is_clamped(piece: PieceWeights, place: int, per_row: float) -> bool:
     return not piece.weights[place] and is_clamped(piece.denominators[place], per_row * piece.rows)
 
 
-def expected_totals(pattern: Pattern, rows: int, given: Sequence[Given | None]) -> dict[Key, float]:
-    """The totals as far as they are known before any piece has run, at the probe's denominators per row."""
+def expected_totals(
+    pattern: Pattern, rows: int, pieces: int, given: Sequence[Given | None]
+) -> dict[Key, float]:
+    """The totals as far as they are known before any piece has run, at the probe's denominators per row.
+
+    Args:
+        pattern: The pattern of the pieces.
+        rows: The rows of the mini-batch.
+        pieces: The number of its pieces.
+        given: For each loss what the caller says of the mini-batch; None where the graph is read.
+    """
+    amounts = {Law.ONCE: float(pieces), Law.ROWS: float(rows), Law.SUM: 1.0}
     expected: dict[Key, float] = {}
     for term in pattern.terms:
         known = pattern.law(term)
         if known.law is Law.MEAN:
             expected[term.key] = known.per_row * rows
         else:
-            expected[term.key] = _given_weight(given[term.root]) if known.law is Law.GIVEN else float(rows)
+            expected[term.key] = amounts.get(known.law, _given_weight(given[term.root]))
     return expected
 
 
@@ -120,9 +126,38 @@ def needs_counting(pattern: Pattern) -> bool:
 
     Not where all are known, and not where none is: then one common ratio sets them right at the end.
     """
-    laws = [law for term in pattern.terms if (law := pattern.law(term)).law is not Law.ONCE]
-    unknown = [law for law in laws if law.law is Law.MEAN and not law.follows_rows]
-    return 0 < len(unknown) < len(laws)
+    shared = [term for term in pattern.terms if pattern.law(term).law is not Law.ONCE]
+    return 0 < _unknown(pattern) < len(shared)
+
+
+def is_known(pattern: Pattern) -> bool:
+    """Are all denominators known before anything has run?"""
+    return not _unknown(pattern)
+
+
+def _unknown(pattern: Pattern) -> int:
+    """How many terms divide by what no piece tells of the others."""
+    laws = [pattern.law(term) for term in pattern.terms]
+    return sum(law.law is Law.MEAN and not law.follows_rows for law in laws)
+
+
+def sums_to_one(
+    pieces: Sequence[PieceWeights], seeds: Sequence[Sequence[float]], ratio: float, slack: float
+) -> bool:
+    """Have the terms that are the same for every piece gone in once, all pieces together?
+
+    Args:
+        pieces: What each piece brought.
+        seeds: For each piece what each of its losses was multiplied with.
+        ratio: What everything is multiplied with afterwards.
+        slack: How far from 1 is 1.
+    """
+    shares: dict[Key, float] = {}
+    for piece, starts in zip(pieces, seeds, strict=True):
+        for term in piece.pattern.terms:
+            if piece.pattern.law(term).law is Law.ONCE:
+                shares[term.key] = shares.get(term.key, 0.0) + starts[term.root]
+    return all(abs(share * ratio - 1.0) <= slack for share in shares.values())
 
 
 def correction(
@@ -177,21 +212,26 @@ def has_other_sum(pieces: Sequence[PieceWeights]) -> int | None:
 def factors(piece: PieceWeights, whole: Mapping[Key, float]) -> tuple[float, ...]:
     """One factor per term of the piece; 1, for torch's own result, where all together divide by zero."""
     found: list[float] = []
-    for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
-        factor = _factor(piece.pattern.law(term).law, piece, term.root, weight, whole[term.key])
+    for place, term in enumerate(piece.pattern.terms):
+        factor = _factor(piece.pattern.law(term).law, piece, place, whole[term.key])
         # Equal but for rounding is equal: terms with one factor need no hooks.
         found.append(next((other for other in found if math.isclose(other, factor, rel_tol=1e-14)), factor))
     return tuple(found)
 
 
-def _factor(law: Law, piece: PieceWeights, root: int, weight: float, total: float) -> float:
-    if law in (Law.SUM, Law.ONCE) or not total:
+def _factor(law: Law, piece: PieceWeights, place: int, total: float) -> float:
+    if law is Law.SUM or not total:
         return 1.0
-    return (weight if law is Law.MEAN else _amount(law, piece, root)) / total
+    return (piece.weights[place] if law is Law.MEAN else _amount(law, piece, place)) / total
 
 
-def _amount(law: Law, piece: PieceWeights, root: int) -> float:
-    return _given_weight(piece.given[root]) if law is Law.GIVEN else float(piece.rows)
+def _amount(law: Law, piece: PieceWeights, place: int) -> float:
+    """What a piece brings to the total of one of its terms."""
+    if law is Law.MEAN:
+        return piece.denominators[place]
+    if law is Law.GIVEN:
+        return _given_weight(piece.given[piece.pattern.terms[place].root])
+    return 1.0 if law is Law.ONCE else float(piece.rows)
 
 
 def _given_weight(given: Given | None) -> float:
