@@ -73,12 +73,33 @@ def parts(
     found: list[float | None] = [None] * len(terms)
     for root, loss in enumerate(losses):
         mine = [place for place, term in enumerate(terms) if term.root == root]
-        own = _contributions(loss, [readings[place].top for place in mine], values)
+        tops = _measured([terms[place] for place in mine], [readings[place] for place in mine], values)
+        own = _contributions(loss, tops, values)
         for place, value in zip(mine, own, strict=True):
             found[place] = value
         if len(mine) == 1 and own[0] is None:
             found[mine[0]] = float(loss.detach().double())
     return tuple(found)
+
+
+def _measured(
+    terms: Sequence[Term], readings: Sequence[Reading], values: Mapping[Node, torch.Tensor]
+) -> list[Node]:
+    """Where each term of a loss is measured: at its top, or its end where a constant is added above."""
+    ends = [reading.end for reading in readings]
+    meet = len(set(ends)) < len(ends)
+    return [
+        reading.end if _has_constant_added(term) and reading.end in values and not meet else reading.top
+        for term, reading in zip(terms, readings, strict=True)
+    ]
+
+
+def _has_constant_added(term: Term) -> bool:
+    """Is a constant added to the term by a step that belongs to it alone?"""
+    return any(
+        step.name.startswith(("Add", "Sub", "Rsub")) and sum(step.inputs) == 1
+        for step in term.path[term.branch :]
+    )
 
 
 def _contributions(
