@@ -5,8 +5,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 
 from anybatch.errors import WeightError
@@ -154,9 +156,9 @@ def _wanted(rule: Callable[..., Any], batch_names: Sequence[str]) -> list[str]:
 def _evaluate(rule: Callable[..., Any], arguments: dict[str, Any]) -> float:
     wanted = _wanted(rule, list(arguments))
     value = rule(**{name: arguments[name] for name in wanted})
-    is_number = not isinstance(value, torch.Tensor) or value.numel() == 1
-    number = value.item() if isinstance(value, torch.Tensor) and is_number else value
-    if not is_number or isinstance(number, bool) or not hasattr(number, "__float__"):
+    is_single = isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) == 1
+    number = value.item() if is_single else value
+    if isinstance(number, bool) or not isinstance(number, Real):
         raise WeightError(f"`weight`: a function returns one number. Got {value!r} ({type(value).__name__}).")
     if not math.isfinite(float(number)) or float(number) < 0:
         raise WeightError(f"`weight`: a weight is finite and not negative. Got {float(number)}.")
