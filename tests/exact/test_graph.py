@@ -35,8 +35,8 @@ def test_read_visits_a_shared_node_once() -> None:
     shared = _leaf(3).exp()
     seen = graph.read([shared.sum() + shared.mean()])
     assert seen.names.count("ExpBackward0") == 1
-    assert seen.parents[seen.names.index("ExpBackward0")] == 2
-    assert seen.parents[seen.roots[0]] == 0
+    assert seen.parent_counts[seen.names.index("ExpBackward0")] == 2
+    assert seen.parent_counts[seen.roots[0]] == 0
 
 
 def test_read_of_two_losses_holds_both() -> None:

@@ -11,6 +11,9 @@ from functools import cached_property
 import torch
 from torch.autograd.graph import Node
 
+Shapes = tuple[tuple[int, ...], ...]
+"""The shape of each output of a node."""
+
 LEAF = "torch::autograd::AccumulateGrad"
 
 
@@ -30,6 +33,7 @@ class Graph:
 
     @cached_property
     def names(self) -> list[str]:
+        """The name of each node, as torch spells it."""
         return [node.name() for node in self.nodes]
 
     @cached_property
@@ -38,7 +42,7 @@ class Graph:
         return hash((tuple(self.names), tuple(self.edges)))
 
     @cached_property
-    def parents(self) -> list[int]:
+    def parent_counts(self) -> list[int]:
         """For each node how many edges lead to it."""
         counts = [0] * len(self.nodes)
         for edges in self.edges:
@@ -95,7 +99,7 @@ def _visit(top: Node, places: dict[Node, int], nodes: list[Node], edges: list[tu
             stack.extend((child, None) for child in reversed(children) if child and child not in places)
 
 
-def shapes(node: Node) -> tuple[tuple[int, ...], ...]:
+def shapes(node: Node) -> Shapes:
     """The shapes of the node's forward outputs."""
     return tuple(tuple(meta.shape) for meta in node._input_metadata)
 
@@ -148,7 +152,7 @@ def _nearest(
     shared: list[torch.Tensor] = []
     for place in order:
         if graph.names[place] == LEAF and accept(leaf_of(graph.nodes[place])):
-            (single if graph.parents[place] == 1 else shared).append(leaf_of(graph.nodes[place]))
+            (single if graph.parent_counts[place] == 1 else shared).append(leaf_of(graph.nodes[place]))
             if len(single) == count:
                 break
         for child in graph.edges[place]:

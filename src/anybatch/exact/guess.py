@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from anybatch.exact import nodes, terms
 from anybatch.exact.graph import Graph, shapes
-from anybatch.exact.labels import Label, Labelled
+from anybatch.exact.labels import Label, Labelled, label_without_rows
 from anybatch.exact.law import Law, TermLaw
 from anybatch.exact.nodes import Constant
 from anybatch.exact.pattern import Pattern
@@ -42,13 +42,9 @@ def guess(graph: Graph, rows: int, given: Sequence[Given | None]) -> Pattern:
 
 def _labels(graph: Graph, rows: int) -> list[Label]:
     labels: list[Label] = []
-    for place, edges in enumerate(graph.edges):
-        dims = [dim for shape in shapes(graph.nodes[place]) for dim in shape]
-        has_rows_below = any(labels[child] is not Label.PARAMETERS for child in edges if child >= 0)
-        if dims and any(dim % rows == 0 for dim in dims):
-            labels.append(Label.ROWS)
-        else:
-            labels.append(Label.COLLAPSED if has_rows_below else Label.PARAMETERS)
+    for place, node in enumerate(graph.nodes):
+        has_rows = any(dim % rows == 0 for shape in shapes(node) for dim in shape)
+        labels.append(Label.ROWS if has_rows else label_without_rows(graph, place, labels))
     return labels
 
 

@@ -6,9 +6,10 @@ the same for every micro-batch (PARAMETERS).
 """
 
 import enum
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from anybatch.exact.graph import Graph, is_custom, shapes
+from anybatch.exact.graph import Graph, Shapes, is_custom, shapes
 
 # What these give depends on values, so two runs may agree in shape by accident although rows are there.
 _SELECTIONS = {
@@ -20,6 +21,8 @@ _REDUCTIONS = {"SumBackward0", "MeanBackward0", "SumBackward1", "MeanBackward1"}
 
 
 class Label(enum.Enum):
+    """Where the rows are, as seen from one node."""
+
     ROWS = "rows"
     COLLAPSED = "collapsed"
     PARAMETERS = "parameters"
@@ -27,7 +30,7 @@ class Label(enum.Enum):
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """A graph with a label for each of its nodes, and how often each grows with the rows.
+    """A graph with a label for each of its nodes.
 
     Attributes:
         graph: The graph of the larger run.
@@ -41,45 +44,51 @@ class Labelled:
 
 
 def label(large: Graph, large_rows: int, small: Graph, small_rows: int) -> Labelled | None:
-    """Labels the graph of the larger run, or returns None where the two runs are not alike."""
+    """Labels the graph of the larger run.
+
+    Args:
+        large: The graph of the run with more rows.
+        large_rows: Its number of rows.
+        small: The graph of the same function on fewer rows.
+        small_rows: Their number.
+
+    Returns:
+        The larger graph with its labels; None where the two runs are not alike.
+    """
     if large.structure != small.structure or large.roots != small.roots:
         return None
     large_shapes = [shapes(node) for node in large.nodes]
     small_shapes = [shapes(node) for node in small.nodes]
     labels: list[Label] = []
     selected: set[int] = set()
-    for place, edges in enumerate(large.edges):
-        children = [labels[child] for child in edges if child >= 0]
-        shape = large_shapes[place]
-        has_rows_below = is_custom(large.nodes[place]) or any(kid is not Label.PARAMETERS for kid in children)
-        is_selected = has_rows_below and _stays_selected(large, place, labels, selected, shape)
-        if is_selected or shape != small_shapes[place]:
-            labels.append(Label.ROWS)
-        else:
-            labels.append(Label.COLLAPSED if has_rows_below else Label.PARAMETERS)
-    ratio = large_rows / small_rows
+    for place, shape in enumerate(large_shapes):
+        if any(shape) and _is_selected(large, place, labels, selected):
+            selected.add(place)
+        has_rows = place in selected or shape != small_shapes[place]
+        labels.append(Label.ROWS if has_rows else label_without_rows(large, place, labels))
     couplings = [
-        *_grow_twice(large, large_shapes, small_shapes, ratio),
+        *_grow_twice(large, large_shapes, small_shapes, large_rows / small_rows),
         *_come_back(large, labels),
     ]
     return Labelled(large, labels, tuple(dict.fromkeys(couplings)))
 
 
-def _stays_selected(
-    graph: Graph,
-    place: int,
-    labels: list[Label],
-    selected: set[int],
-    shape: tuple[tuple[int, ...], ...],
-) -> bool:
+def label_without_rows(graph: Graph, place: int, labels: Sequence[Label]) -> Label:
+    """The label of a node whose output has no rows, from those of the nodes below it.
+
+    A custom node may close over data, so it is never taken for one of parameters alone.
+    """
+    below = {labels[child] for child in graph.edges[place] if child >= 0}
+    has_rows_below = is_custom(graph.nodes[place]) or below - {Label.PARAMETERS}
+    return Label.COLLAPSED if has_rows_below else Label.PARAMETERS
+
+
+def _is_selected(graph: Graph, place: int, labels: Sequence[Label], selected: Collection[int]) -> bool:
     """Is the node a data-dependent selection of rows, or above one with no reduction over rows between?"""
-    name, edges = graph.names[place], graph.edges[place]
-    starts = name in _SELECTIONS and any(child >= 0 and labels[child] is Label.ROWS for child in edges)
-    goes_on = any(child in selected for child in edges) and not _reduces_rows(graph, place)
-    if (starts or goes_on) and any(shape):
-        selected.add(place)
+    children = [child for child in graph.edges[place] if child >= 0]
+    if graph.names[place] in _SELECTIONS and any(labels[child] is Label.ROWS for child in children):
         return True
-    return False
+    return any(child in selected for child in children) and not _reduces_rows(graph, place)
 
 
 def _reduces_rows(graph: Graph, place: int) -> bool:
@@ -90,34 +99,27 @@ def _reduces_rows(graph: Graph, place: int) -> bool:
 
 
 def _grow_twice(
-    graph: Graph,
-    large: list[tuple[tuple[int, ...], ...]],
-    small: list[tuple[tuple[int, ...], ...]],
-    ratio: float,
-) -> list[str]:
-    """Nodes with two dims proportional to rows: every row meets every row (pairwise losses)."""
-    found = []
+    graph: Graph, large: Sequence[Shapes], small: Sequence[Shapes], ratio: float
+) -> Iterator[str]:
+    """The first node with two dims proportional to rows: every row meets every row (pairwise losses)."""
     for place, (large_outputs, small_outputs) in enumerate(zip(large, small, strict=True)):
         for big, little in zip(large_outputs, small_outputs, strict=False):
             growth = [b / s for b, s in zip(big, little, strict=False) if s and b != s]
             if len(big) == len(little) and sum(abs(factor - ratio) < 1e-9 for factor in growth) >= 2:
-                found.append(f"{pretty(graph.names[place])} gives one value per pair of rows, shape {big}")
-    return found[:1]
+                yield f"{pretty(graph.names[place])} gives one value per pair of rows, shape {big}"
+                return
 
 
-def _come_back(graph: Graph, labels: list[Label]) -> list[str]:
-    """Nodes with rows that take in a value of the whole piece, such as the mean over the batch."""
-    found = []
+def _come_back(graph: Graph, labels: Sequence[Label]) -> Iterator[str]:
+    """The first node with rows that takes in a value of the whole piece, such as the mean over the batch."""
     for place, edges in enumerate(graph.edges):
-        if labels[place] is not Label.ROWS:
-            continue
         for child in edges:
-            if child >= 0 and labels[child] is Label.COLLAPSED:
-                found.append(
+            if child >= 0 and labels[place] is Label.ROWS and labels[child] is Label.COLLAPSED:
+                yield (
                     f"{pretty(graph.names[place])} brings {pretty(graph.names[child])}, "
                     "a value over all rows of the piece, back to each row"
                 )
-    return found[:1]
+                return
 
 
 def pretty(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A forward run of the user's function that leaves no trace, as `_apply` provides it."""
+"""A forward run of the user's function that leaves no trace, as `_rehearse.py` provides it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
