@@ -67,68 +67,58 @@ class Constant:
         return self.value.numel() if isinstance(self.value, torch.Tensor) else 1
 
 
+def _named(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
 # Linear in one input, whatever their other arguments.
-LINEAR = {
-    *("NegBackward0", "AddBackward0", "SubBackward0", "AddBackward1", "SubBackward1"),
-    *("RsubBackward0", "RsubBackward1", "SumBackward0", "SumBackward1", "MeanBackward0", "MeanBackward1"),
-    *("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0", "CloneBackward0"),
-    *(
-        "SqueezeBackward0",
-        "SqueezeBackward1",
-        "SqueezeBackward2",
-        "SqueezeBackward3",
-        "SqueezeBackward4",
-        "UnsqueezeBackward0",
-        "ExpandBackward0",
-    ),
-    *("PermuteBackward0", "TransposeBackward0", "TBackward0", "ToCopyBackward0", "StackBackward0"),
-    *("CatBackward0", "SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0"),
-    *(
-        "TraceBackward0",
-        "ViewBackward1",
-        "RepeatBackward0",
-        "UnsafeSplitBackward0",
-        "SplitWithSizesBackward0",
-    ),
-}
+LINEAR = _named(
+    """
+    AddBackward0 AddBackward1 AliasBackward0 CatBackward0 CloneBackward0 ExpandBackward0 MeanBackward0
+    MeanBackward1 NegBackward0 PermuteBackward0 RepeatBackward0 ReshapeAliasBackward0 RsubBackward0
+    RsubBackward1 SelectBackward0 SliceBackward0 SplitBackward0 SplitWithSizesBackward0 SqueezeBackward0
+    SqueezeBackward1 SqueezeBackward2 SqueezeBackward3 SqueezeBackward4 StackBackward0 SubBackward0
+    SubBackward1 SumBackward0 SumBackward1 TBackward0 ToCopyBackward0 TraceBackward0 TransposeBackward0
+    UnbindBackward0 UnsafeSplitBackward0 UnsafeViewBackward0 UnsqueezeBackward0 ViewBackward0
+    ViewBackward1
+    """
+)
 
 # Linear where only one operand needs a gradient, or the other is made of parameters alone.
-PRODUCTS = {"MulBackward0", "MulBackward1"}
-RATIOS = {"DivBackward0", "DivBackward1"}
+PRODUCTS = _named("MulBackward0 MulBackward1")
+RATIOS = _named("DivBackward0 DivBackward1")
 
 # Of a value over all rows of a piece, these are no sum over pieces.
-NONLINEAR = {
-    *("SqrtBackward0", "RsqrtBackward0", "LogBackward0", "Log1PBackward0", "Log2Backward0", "Log10Backward0"),
-    *("ExpBackward0", "Expm1Backward0", "PowBackward0", "PowBackward1", "SquareBackward0", "AbsBackward0"),
-    *("ReciprocalBackward0", "ClampBackward0", "ClampBackward1", "ClampMinBackward0", "ClampMinBackward1"),
-    *("ClampMaxBackward0", "ClampMaxBackward1", "ReluBackward0", "SoftplusBackward0", "SigmoidBackward0"),
-    *("TanhBackward0", "LogSigmoidBackward0", "MaximumBackward0", "MinimumBackward0", "MaxBackward0"),
-    *("MaxBackward1", "MinBackward0", "MinBackward1", "AmaxBackward0", "AminBackward0", "StdBackward0"),
-    *("VarBackward0", "VarMeanBackward0", "StdMeanBackward0", "NormBackward0", "NormBackward1"),
-    *("LinalgVectorNormBackward0", "LogsumexpBackward0", "SoftmaxBackward0", "LogSoftmaxBackward0"),
-    *("ProdBackward0", "ProdBackward1", "MedianBackward0", "MedianBackward1", "KthvalueBackward0"),
-    *("TopkBackward0", "SortBackward0", "LogaddexpBackward0", "EluBackward0", "LeakyReluBackward0"),
-    *("HardtanhBackward0", "SigmoidBackward0", "CumsumBackward0", "CumprodBackward0", "AtanBackward0"),
-    *("NormBackward2", "NormBackward3", "NormBackward4", "LinalgDetBackward0"),
-    *("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "ErfBackward0", "SinBackward0"),
-    *("CosBackward0", "NativeLayerNormBackward0", "NativeBatchNormBackward0", "NativeGroupNormBackward0"),
-}
+NONLINEAR = _named(
+    """
+    AbsBackward0 AmaxBackward0 AminBackward0 AtanBackward0 ClampBackward0 ClampBackward1
+    ClampMaxBackward0 ClampMaxBackward1 ClampMinBackward0 ClampMinBackward1 CosBackward0
+    CumprodBackward0 CumsumBackward0 EluBackward0 ErfBackward0 ExpBackward0 Expm1Backward0
+    HardtanhBackward0 HuberLossBackward0 KthvalueBackward0 LeakyReluBackward0 LinalgDetBackward0
+    LinalgVectorNormBackward0 Log10Backward0 Log1PBackward0 Log2Backward0 LogBackward0
+    LogSigmoidBackward0 LogSoftmaxBackward0 LogaddexpBackward0 LogsumexpBackward0 MaxBackward0
+    MaxBackward1 MaximumBackward0 MedianBackward0 MedianBackward1 MinBackward0 MinBackward1
+    MinimumBackward0 MseLossBackward0 NativeBatchNormBackward0 NativeGroupNormBackward0
+    NativeLayerNormBackward0 NormBackward0 NormBackward1 NormBackward2 NormBackward3 NormBackward4
+    PowBackward0 PowBackward1 ProdBackward0 ProdBackward1 ReciprocalBackward0 ReluBackward0
+    RsqrtBackward0 SigmoidBackward0 SinBackward0 SmoothL1LossBackward0 SoftmaxBackward0
+    SoftplusBackward0 SortBackward0 SqrtBackward0 SquareBackward0 StdBackward0 StdMeanBackward0
+    TanhBackward0 TopkBackward0 VarBackward0 VarMeanBackward0
+    """
+)
 
 # Over rows, these pick or mix instead of summing up.
-PICKING = NONLINEAR - {
-    "MseLossBackward0",
-    "SmoothL1LossBackward0",
-    "HuberLossBackward0",
-    "TraceBackward0",
-} | {
-    *("SelectBackward0", "SliceBackward0", "UnbindBackward0", "SplitBackward0", "SplitWithSizesBackward0"),
-}
+PICKING = NONLINEAR - _named("MseLossBackward0 SmoothL1LossBackward0 HuberLossBackward0") | _named(
+    "SelectBackward0 SliceBackward0 UnbindBackward0 SplitBackward0 SplitWithSizesBackward0"
+)
 
 # Rows are summed up by a product of two operands.
-CONTRACTIONS = {
-    *("DotBackward0", "VdotBackward0", "MvBackward0", "MmBackward0", "BmmBackward0", "AddmmBackward0"),
-    *("BaddbmmBackward0", "IndexAddBackward0", "ScatterAddBackward0", "TraceBackward0"),
-}
+CONTRACTIONS = _named(
+    """
+    AddmmBackward0 BaddbmmBackward0 BmmBackward0 DotBackward0 IndexAddBackward0 MmBackward0 MvBackward0
+    ScatterAddBackward0 TraceBackward0 VdotBackward0
+    """
+)
 
 _PER_ELEMENT = {
     *("MseLossBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "SoftMarginLossBackward0"),
