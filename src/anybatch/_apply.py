@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,15 +12,13 @@ from torch.nn import Module
 from anybatch._call import Call
 from anybatch._evaluate import evaluate
 from anybatch._run import Bound
-from anybatch._settings import Settings, settings
+from anybatch._settings import Settings, refuse_later_options, settings
 from anybatch._train import train
 from anybatch.batch import BatchDim, Layout, lay_out
 from anybatch.exact.pattern import Memory
 from anybatch.exact.weights import Weight
 from anybatch.fit.reach import in_reach
 from anybatch.memory.device import device_of
-
-_BATCH_NORMS = ("micro", "deferred", "frozen", "exact")
 
 
 def apply(
@@ -94,7 +92,7 @@ def apply(
         >>> loss.shape, model.weight.grad.shape
         (torch.Size([]), torch.Size([2, 3]))
     """
-    _refuse_later_options(ub_size, device_ids, whole_batch_loss, batch_norm, scaler)
+    refuse_later_options(ub_size, device_ids, whole_batch_loss, batch_norm, scaler)
     checked = settings(batch_names, ub_size, device, weight, on_inexact, batch_dim)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,29 +102,10 @@ def apply(
         def call(*args: Any, **kwargs: Any) -> Any:
             return applied(*args, **kwargs)
 
-        call.anybatch = applied  # type: ignore[attr-defined]
+        call.anybatch = applied  # type: ignore[attr-defined]  # for `options_of`
         return call
 
     return decorate
-
-
-def _refuse_later_options(
-    ub_size: Any, device_ids: Any, whole_batch_loss: Any, batch_norm: str, scaler: Any
-) -> None:
-    if batch_norm not in _BATCH_NORMS:
-        raise ValueError(f"`apply`: `batch_norm` is one of {_BATCH_NORMS}. Got {batch_norm!r}.")
-    later = {
-        'ub_size="auto"': ub_size == "auto",
-        "device_ids": device_ids is not None,
-        "whole_batch_loss": whole_batch_loss is not None,
-        f"batch_norm={batch_norm!r}": batch_norm != "micro",
-        "scaler": scaler is not None,
-    }
-    asked = [name for name, is_asked in later.items() if is_asked]
-    if asked:
-        raise NotImplementedError(
-            f"`apply`: some options come with a later version. Got {', '.join(asked)}. Leave them out."
-        )
 
 
 class Applied:
@@ -163,7 +142,7 @@ def _kind(layout: Layout, modules: Sequence[Module], others: Sequence[Any]) -> H
     return layout.structure, modes, autocast, flags
 
 
-def options_of(function: Mapping[str, Any] | Callable[..., Any]) -> Applied | None:
+def options_of(function: object) -> Applied | None:
     """The options of a decorated function; None for another."""
     found = getattr(function, "anybatch", None)
     return found if isinstance(found, Applied) else None

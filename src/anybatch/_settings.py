@@ -12,7 +12,8 @@ from anybatch.errors import BatchError
 from anybatch.exact.weights import Weights
 from anybatch.memory.device import as_device
 
-ON_INEXACT = ("raise", "warn", "ignore")
+_ON_INEXACT = ("raise", "warn", "ignore")
+_BATCH_NORMS = ("micro", "deferred", "frozen", "exact")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +56,38 @@ def settings(
         raise ValueError(
             f"`apply`: `ub_size` is a number of rows, an int of at least 1. Got {ub_size!r}. Pass 1 or more."
         )
-    if on_inexact not in ON_INEXACT:
-        raise ValueError(f"`apply`: `on_inexact` is one of {ON_INEXACT}. Got {on_inexact!r}.")
+    if on_inexact not in _ON_INEXACT:
+        raise ValueError(f'`apply`: `on_inexact` is one of {_ON_INEXACT}. Got {on_inexact!r}. Pass "raise".')
     if isinstance(batch_dim, Mapping):
         batch_dim = dict(batch_dim)
     return Settings(
         names, operator.index(ub_size), as_device(device), Weights(weight, names), on_inexact, batch_dim
     )
+
+
+def refuse_later_options(
+    ub_size: Any, device_ids: Any, whole_batch_loss: Any, batch_norm: str, scaler: Any
+) -> None:
+    """Refuses what is not built yet.
+
+    Raises:
+        ValueError: `batch_norm` is no kind that will be.
+        NotImplementedError: An option is asked for that comes later.
+    """
+    if batch_norm not in _BATCH_NORMS:
+        raise ValueError(f'`apply`: `batch_norm` is one of {_BATCH_NORMS}. Got {batch_norm!r}. Pass "micro".')
+    later = {
+        'ub_size="auto"': ub_size == "auto",
+        "device_ids": device_ids is not None,
+        "whole_batch_loss": whole_batch_loss is not None,
+        f"batch_norm={batch_norm!r}": batch_norm != "micro",
+        "scaler": scaler is not None,
+    }
+    asked = [name for name, is_asked in later.items() if is_asked]
+    if asked:
+        raise NotImplementedError(
+            f"`apply`: some options come with a later version. Got {', '.join(asked)}. Leave them out."
+        )
 
 
 def _names(batch_names: Any) -> tuple[str, ...]:

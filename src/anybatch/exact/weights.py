@@ -68,7 +68,8 @@ class Weights:
             returned = "one loss" if None in names else f"losses named {sorted(map(str, names))}"
             raise WeightError(
                 f"`weight`: a mapping has one entry for each loss that the function returns. "
-                f"Got entries {sorted(self._by_name)}, and the function returned {returned}."
+                f"Got entries {sorted(self._by_name)}, and the function returned {returned}. "
+                "Name each loss once."
             )
 
 
@@ -136,13 +137,14 @@ def _check(rule: Any, batch_names: Sequence[str]) -> None:
         return
     if not callable(rule):
         raise WeightError(
-            f'`weight`: a rule is "auto", "rows", "sum" or a function of named batch arguments. Got {rule!r}.'
+            '`weight`: a rule is "auto", "rows", "sum" or a function of named batch arguments. '
+            f'Got {rule!r}. Pass "rows" for a mean over rows, for example.'
         )
     unknown = [name for name in _wanted(rule, batch_names) if name not in batch_names]
     if unknown:
         raise WeightError(
             "`weight`: a function takes batch arguments by their names. "
-            f"Got one that asks for {unknown}, and the names are {list(batch_names)}."
+            f"Got one that asks for {unknown}, and the names are {list(batch_names)}. Rename its parameters."
         )
 
 
@@ -159,7 +161,12 @@ def _evaluate(rule: Callable[..., Any], arguments: dict[str, Any]) -> float:
     is_single = isinstance(value, torch.Tensor | np.ndarray) and math.prod(value.shape) == 1
     number = value.item() if is_single else value
     if isinstance(number, bool) or not isinstance(number, Real):
-        raise WeightError(f"`weight`: a function returns one number. Got {value!r} ({type(value).__name__}).")
+        raise WeightError(
+            f"`weight`: a function returns one number. Got {value!r} ({type(value).__name__}). "
+            "Return a count, as `(label != -100).sum()` is."
+        )
     if not math.isfinite(float(number)) or float(number) < 0:
-        raise WeightError(f"`weight`: a weight is finite and not negative. Got {float(number)}.")
+        raise WeightError(
+            f"`weight`: a weight is finite and not negative. Got {float(number)}. Return a count or a sum."
+        )
     return float(number)
