@@ -133,6 +133,8 @@ def test_child_does_not_outlive_the_block(
 STAGE = """
 import os, signal
 from rich.console import Console
+# What a shell starts in the background ignores interruptions, and so do its children.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import anybatch.cli.demo.stage as stage
 from anybatch.cli.demo.settings import settings_for
 def hold(child, *others):
