@@ -17,7 +17,7 @@ from anybatch._run import Bound, Returned
 from anybatch._settings import Settings
 from anybatch.batch import Layout, Piece, balanced, feed
 from anybatch.errors import InexactError, InexactWarning
-from anybatch.exact import graph, shares
+from anybatch.exact import correction, graph
 from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Memory, Pattern
 from anybatch.exact.reading import Reading
@@ -185,7 +185,7 @@ class Call:
         """
         if any(one.is_doubtful for one in weights):
             self.notes.append(_DOUBTFUL)
-        index = shares.departure(weights)
+        index = correction.departure(weights)
         if index is not None and self.settings.on_inexact != "ignore":
             where = (index, index > 0)
             if where not in self.tried:

@@ -10,7 +10,7 @@ import torch
 from anybatch._call import Again, Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import InputGradient, Piece, detach, input_gradients
-from anybatch.exact import graph, scale, shares, values
+from anybatch.exact import correction, graph, scale, shares, values
 from anybatch.exact.scale import Plan
 from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Key
@@ -210,7 +210,7 @@ def _ratio(call: Call, done: Sequence[_Done], counted: _Counted | None) -> float
     weights = [one.losses.weights for one in done if one.losses.weights is not None]
     ratio = 1.0 if counted is not None else _correction(call, done, weights)
     slack = max(1e-12, *(8 * torch.finfo(loss.dtype).eps for loss in done[0].losses.losses))
-    if not shares.sums_to_one(weights, [one.seeds for one in done], ratio, slack):
+    if not correction.sums_to_one(weights, [one.seeds for one in done], ratio, slack):
         if counted is None:
             call.count_first()
         call.refuse(
@@ -222,7 +222,7 @@ def _ratio(call: Call, done: Sequence[_Done], counted: _Counted | None) -> float
 
 def _correction(call: Call, done: Sequence[_Done], weights: Sequence[PieceWeights]) -> float:
     """What the denominators of all pieces make of the expected ones."""
-    odd = None if call.settings.on_inexact == "ignore" else shares.has_other_sum(weights)
+    odd = None if call.settings.on_inexact == "ignore" else correction.has_other_sum(weights)
     if odd is not None:
         call.memory.patterns.clear()
         call.learn_again(odd)
@@ -230,7 +230,7 @@ def _correction(call: Call, done: Sequence[_Done], weights: Sequence[PieceWeight
     # One piece of each pattern: what is expected does not depend on the piece.
     for one in {id(one.pattern): one for one in weights}.values():
         expected.update(_expected(call, one, done[0].result.names, done[0].losses.losses))
-    ratio = shares.correction(weights, expected, shares.totals(weights))
+    ratio = correction.common_ratio(weights, expected, shares.totals(weights))
     if ratio is None:
         call.count_first()
     return ratio

@@ -1,36 +1,16 @@
 """The laws of a loss's terms, from what a piece and its halves showed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
-
-from anybatch.exact import evidence, law
+from anybatch.exact import law
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen
 from anybatch.exact.labels import pretty
 from anybatch.exact.law import Law, TermLaw
 from anybatch.exact.pattern import Pattern
 from anybatch.exact.reading import Reading
-from anybatch.exact.terms import Key, Kind, Term
-from anybatch.exact.weights import Given
-
-
-@dataclass(frozen=True, eq=False)
-class Whole:
-    """What the piece showed, its graph gone."""
-
-    terms: tuple[Term, ...]
-    refusals: tuple[str, ...]
-    given: Sequence[Given | None]
-    seen: Seen
-    leaves: Sequence[torch.Tensor]
-    gradients: Sequence[torch.Tensor]
-    allowed: evidence.Tolerance
-    not_comparable: str | None
-    is_labelled: bool
-    own_terms: tuple[Term, ...]
-    own_seen: Seen
+from anybatch.exact.terms import Key, Kind
+from anybatch.exact.whole import Whole
 
 
 def learn(whole: Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tuple[str, ...]]:

@@ -7,14 +7,14 @@ although it counts nothing. A zero value is no proof of that (a satisfied hinge 
 import torch
 from torch.autograd.graph import Node
 
-from anybatch.exact import nodes
+from anybatch.exact import nodes, operations
 
 _SELECTIONS = {"IndexBackward0", "MaskedSelectBackward0", "IndexSelectBackward0"}
 
 # Between the sum and its mask these change neither which elements are zero nor their order.
 _SAME_ELEMENTS = {"NegBackward0", "ToCopyBackward0", "CloneBackward0", "AliasBackward0"}
 _JOINING = {"AddBackward0", "SubBackward0", "StackBackward0", "CatBackward0"}
-_SAME_ROWS = nodes.LINEAR - _SAME_ELEMENTS - _JOINING
+_SAME_ROWS = operations.LINEAR - _SAME_ELEMENTS - _JOINING
 
 
 def is_masked_out(collapse: Node) -> bool:
@@ -39,7 +39,7 @@ def shows_what_counts(collapse: Node) -> bool:
             return True
         if _constant_operand(node, name) is not None:
             return True
-        passes = name in nodes.LINEAR or name.startswith(("Sum", "Nansum", "Mean"))
+        passes = name in operations.LINEAR or name.startswith(("Sum", "Nansum", "Mean"))
         node = _only_child(node) if passes else None
     return False
 
@@ -85,7 +85,7 @@ def _lets_through(node: Node, name: str) -> torch.Tensor | None:
 
 def _constant_operand(node: Node, name: str) -> torch.Tensor | None:
     """The operand without gradient of a product that sums rows up: `mask @ losses`."""
-    if name not in nodes.CONTRACTIONS or len(_needed(node)) != 1:
+    if name not in operations.CONTRACTIONS or len(_needed(node)) != 1:
         return None
     operands = (getattr(node, f"_saved_{operand}", None) for operand in ("self", "tensor", "vec", "mat2"))
     return next((operand for operand in operands if isinstance(operand, torch.Tensor)), None)

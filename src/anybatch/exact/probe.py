@@ -8,27 +8,21 @@ halves, scaled by the laws, must give the loss of the piece, and its gradient at
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
-from anybatch.exact import evidence, graph, labels, law, scale, shares, terms
+from anybatch.exact import evidence, law, scale, shares
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen, Trial
 from anybatch.exact.law import Law
-from anybatch.exact.learn import Whole, learn
+from anybatch.exact.learn import learn
 from anybatch.exact.pattern import Pattern, weighted
 from anybatch.exact.reading import OtherGraph
 from anybatch.exact.rehearsal import NoRoom, Rehearsal, Rehearse
 from anybatch.exact.scale import CannotScale
 from anybatch.exact.terms import Kind, Term
 from anybatch.exact.weights import Given
-
-_LEAVES = 4
-
-Weigh = Callable[[int, int], Sequence[Given | None]]
-"""For each loss what the caller says of rows `start` to `stop`; None where the graph is to be read."""
+from anybatch.exact.whole import Weigh, Whole, own_terms, run_whole
 
 
 class Refuted(Exception):
@@ -81,6 +75,8 @@ def _needs_another(found: Sequence[_Result]) -> bool:
 
 @dataclass(frozen=True)
 class _Result:
+    """What one cut says: a pattern, why it can't be, and whether the rows showed all of it."""
+
     pattern: Pattern
     causes: tuple[str, ...] = ()
     is_clear: bool = True
@@ -114,7 +110,7 @@ def _merged(patterns: Sequence[Pattern]) -> Pattern:
 
 
 def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known_before: bool) -> _Result:
-    whole = _run_whole(rehearse, cut, weigh)
+    whole = run_whole(rehearse, cut, weigh)
     if whole.refusals:
         return _Result(_by_rows(whole), whole.refusals)
     found_terms = whole.terms
@@ -165,7 +161,7 @@ def _repeats_itself(rehearse: Rehearse, cut: Cut, whole: Whole) -> bool:
 
 def _in_another_form(whole: Whole, runs: Sequence[Rehearsal]) -> tuple[Whole, list[Seen]] | None:
     """Halves that are computed in another way than the piece (one row often is), each read in its own way."""
-    forms = [_unlabelled(run) for run in runs]
+    forms = [own_terms(run) for run in runs]
     readable = [*forms[0], *whole.own_terms]
     if not len(forms[0]) == len(forms[1]) == len(whole.own_terms):
         return None
@@ -175,71 +171,12 @@ def _in_another_form(whole: Whole, runs: Sequence[Rehearsal]) -> tuple[Whole, li
     return replace(whole, terms=forms[0], seen=whole.own_seen, is_labelled=False), halves
 
 
-def _unlabelled(run: Rehearsal) -> tuple[Term, ...]:
-    return tuple(terms.unlabelled(index, graph.node_of(loss)) for index, loss in enumerate(run.losses))
-
-
 def _counts(known: Sequence[Term], seen: Seen) -> bool:
     """Does something of the rows count in every term? Zero is no value for a term that can't be read."""
     return all(
         reading.weight and (term.kind is not Kind.OPAQUE or part != 0)
         for term, reading, part in zip(known, seen.readings, seen.parts, strict=True)
     )
-
-
-def _run_beside(rehearse: Rehearse, cut: Cut) -> tuple[Rehearsal, int]:
-    start, stop = cut.beside
-    try:
-        return rehearse(start, stop, keeps=False), stop - start
-    except NoRoom:
-        return rehearse(cut.start, cut.middle, keeps=False), cut.rows[0]
-
-
-def _run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
-    """Runs other rows for their graph alone, then the piece; keeps numbers only."""
-    small, small_rows = _run_beside(rehearse, cut)
-    large = rehearse(cut.start, cut.stop, keeps=not cut.is_wide)
-    large_graph, small_graph = graph.read(large.losses), graph.read(small.losses)
-    given = weigh(cut.start, cut.stop)
-    found = _find_terms(large_graph, sum(cut.rows), small_graph, small_rows, given)
-    leaves: list[torch.Tensor] = []
-    seen = evidence.see(large, found.terms)
-    if not (large.not_comparable or cut.is_wide or graph.has_reentrant_checkpoint(large_graph)):
-        # Leaves that the function makes itself are others in each run.
-        lasting = {id(leaf) for leaf in small_graph.leaves()} - large.inputs
-        ends = {reading.end for reading in seen.readings}
-        places = [place for place, node in enumerate(large_graph.nodes) if node in ends]
-        leaves = graph.nearest_leaves(large_graph, places, _LEAVES, lambda leaf: id(leaf) in lasting)
-    own_terms = _unlabelled(large)
-    return Whole(
-        own_terms=own_terms,
-        own_seen=evidence.see(large, own_terms),
-        terms=tuple(found.terms),
-        refusals=tuple(found.refusals),
-        given=given,
-        seen=seen,
-        leaves=leaves,
-        allowed=evidence.tolerance(large_graph),
-        not_comparable=large.not_comparable,
-        is_labelled=found.is_labelled,
-        gradients=evidence.gradients(large.losses, leaves, None),
-    )
-
-
-def _find_terms(
-    large: graph.Graph, large_rows: int, small: graph.Graph, small_rows: int, given: Sequence[Given | None]
-) -> terms.Findings:
-    """The terms of the losses; a loss with a weight of its own, or an unlike graph, is one opaque term."""
-    unread = [index for index, one in enumerate(given) if one is None]
-    labelled = labels.label(large, large_rows, small, small_rows) if unread else None
-    if labelled is None:
-        tops = [None if one else large.nodes[top] for one, top in zip(given, large.roots, strict=True)]
-        known = [terms.unlabelled(index, top) for index, top in enumerate(tops)]
-        return terms.Findings(known, is_labelled=not unread)
-    found = terms.find(labelled, unread)
-    found.terms += [terms.unlabelled(index) for index, one in enumerate(given) if one is not None]
-    found.refusals += labelled.couplings
-    return found
 
 
 def _by_rows(whole: Whole) -> Pattern:

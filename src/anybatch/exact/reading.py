@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import Node
 
-from anybatch.exact import nodes
+from anybatch.exact import nodes, operations
 from anybatch.exact.labels import pretty
 from anybatch.exact.masks import is_masked_out, shows_what_counts
 from anybatch.exact.terms import Kind, Term, needed
@@ -119,7 +119,7 @@ def _constants_below(node: Node) -> list[torch.Tensor]:
     while stack:
         node = stack.pop()
         name = node.name()
-        if node in seen or name not in nodes.LINEAR | nodes.PRODUCTS | nodes.RATIOS | nodes.CONTRACTIONS:
+        if node in seen or name not in operations.LINEAR | operations.SCALING | operations.CONTRACTIONS:
             continue
         seen.add(node)
         for edge, (child, _) in enumerate(node.next_functions):

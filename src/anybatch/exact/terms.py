@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from torch.autograd.graph import Node
 
-from anybatch.exact import nodes
+from anybatch.exact import nodes, operations
 from anybatch.exact.graph import is_custom
 from anybatch.exact.labels import Label, Labelled, pretty
 
@@ -90,7 +90,7 @@ def unlabelled(root: int, node: Node | None = None) -> Term:
         inputs = needed(children)
         if _is_readable(node, name):
             return Term(root, tuple(path), name, Kind.ROWS)
-        if sum(inputs) != 1 or name not in nodes.LINEAR | nodes.PRODUCTS | nodes.RATIOS:
+        if sum(inputs) != 1 or name not in operations.LINEAR | operations.SCALING:
             break
         path.append(Step(name, inputs, inputs.index(True)))
         node = children[inputs.index(True)]
@@ -144,19 +144,19 @@ def _descend(
     if labels[place] is Label.PARAMETERS:
         end(Kind.PARAMETERS)
     elif labels[place] is Label.ROWS or Label.ROWS in kids.values() or is_custom(node):
-        if name in nodes.PICKING:
+        if name in operations.PICKING:
             found.refusals.append(f"{pretty(name)} over the rows of a piece is not a sum over rows")
         elif Label.COLLAPSED in kids.values():
             found.refusals.append(f"{pretty(name)} multiplies rows with a value over all rows of the piece")
         else:
             end(Kind.ROWS if _is_readable(node, name) else Kind.OPAQUE)
-    elif name in nodes.LINEAR:
+    elif name in operations.LINEAR:
         for edge in kids:
             go_on(edge, learned)
-    elif name in nodes.PRODUCTS | nodes.RATIOS and _is_linear_here(name, kids):
+    elif name in operations.SCALING and _is_linear_here(name, kids):
         (edge,) = (edge for edge, kid in kids.items() if kid is Label.COLLAPSED)
         go_on(edge, (*learned, len(path)) if len(kids) > 1 else learned)
-    elif name in nodes.NONLINEAR | nodes.PRODUCTS | nodes.RATIOS:
+    elif name in operations.NONLINEAR | operations.SCALING:
         found.refusals.append(f"{pretty(name)} of a value over all rows of the piece is not linear in it")
     else:
         end(Kind.OPAQUE)
@@ -164,7 +164,7 @@ def _descend(
 
 def _is_linear_here(name: str, kids: dict[int, Label]) -> bool:
     collapsed = [edge for edge, kid in kids.items() if kid is Label.COLLAPSED]
-    return len(collapsed) == 1 and (name in nodes.PRODUCTS or collapsed == [0])
+    return len(collapsed) == 1 and (name in operations.PRODUCTS or collapsed == [0])
 
 
 def _is_readable(node: Node, name: str) -> bool:
