@@ -114,7 +114,7 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known_before: bool) 
     if whole.refusals:
         return _Result(_by_rows(whole), whole.refusals)
     found_terms = whole.terms
-    keeps = not cut.is_wide
+    keeps = bool(whole.leaves)
     runs = [rehearse(cut.start, cut.middle, keeps=keeps), rehearse(cut.middle, cut.stop, keeps=keeps)]
     try:
         halves = [evidence.see(run, whole.terms) for run in runs]

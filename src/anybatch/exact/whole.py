@@ -67,12 +67,15 @@ def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
         NoRoom: Out of memory with more rows than a piece has.
     """
     small, small_rows = _run_beside(rehearse, cut)
-    large = rehearse(cut.start, cut.stop, keeps=not cut.is_wide)
-    large_graph, small_graph = graph.read(large.losses), graph.read(small.losses)
+    small_graph = graph.read(small.losses)
+    # Large results that no backward is to free would stay beside those of the halves.
+    compares = not (cut.is_wide or small.not_comparable or graph.has_reentrant_checkpoint(small_graph))
+    large = rehearse(cut.start, cut.stop, keeps=compares)
+    large_graph = graph.read(large.losses)
     given = weigh(cut.start, cut.stop)
     found = _find_terms(large_graph, sum(cut.rows), small_graph, small_rows, given)
     seen = evidence.see(large, found.terms)
-    leaves = [] if cut.is_wide else _leaves_to_compare(large, large_graph, small_graph, seen)
+    leaves = _leaves_to_compare(large, large_graph, small_graph, seen) if compares else []
     own = own_terms(large)
     own_seen = evidence.see(large, own)
     gradients = evidence.gradients(large.losses, leaves, None)  # last, for it frees the graph
@@ -95,7 +98,7 @@ def _leaves_to_compare(
     run: Rehearsal, large: graph.Graph, small: graph.Graph, seen: Seen
 ) -> list[torch.Tensor]:
     """The leaves nearest to each term at which gradients of the piece and its halves can be compared."""
-    if run.not_comparable or graph.has_reentrant_checkpoint(large):
+    if run.not_comparable:
         return []
     # Leaves that the function makes itself are others in each run.
     lasting = {id(leaf) for leaf in small.leaves()} - run.inputs
