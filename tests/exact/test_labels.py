@@ -59,6 +59,13 @@ def test_selection_of_as_many_rows_by_chance_still_has_rows() -> None:
     assert labels["Sum"] is Label.COLLAPSED
 
 
+@pytest.mark.parametrize(("dim", "expected"), [(1, Label.ROWS), (0, Label.COLLAPSED)])
+def test_selection_has_rows_until_they_are_reduced(dim: int, expected: Label) -> None:
+    """A mean over columns leaves selected rows what they are, a mean over rows does not."""
+    labels = _labels(lambda z, _: z[torch.tensor([0, 3])].mean(dim).tanh().sum())
+    assert labels["Tanh"] is expected
+
+
 def test_custom_function_of_parameters_may_hold_rows() -> None:
     """A custom Function may close over data, so it is never taken for a weight decay."""
 
@@ -84,6 +91,13 @@ def test_one_value_per_pair_of_rows_is_a_coupling() -> None:
     assert _couplings(lambda z, _: (z @ z.T).exp().mean()) == (
         "Mm gives one value per pair of rows, shape (6, 6)"
     )
+
+
+def test_only_the_first_of_several_couplings_is_named() -> None:
+    """What follows from one coupling is none of its own."""
+    found = _labelled(lambda z, _: (z @ z.T).exp().mean())
+    assert found is not None
+    assert len(found.couplings) == 1
 
 
 def test_pairs_within_a_row_are_no_coupling() -> None:

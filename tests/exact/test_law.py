@@ -49,7 +49,7 @@ def test_denominators_with_an_epsilon_are_a_mean_with_an_offset() -> None:
 
 def test_denominators_that_never_change_are_a_sum() -> None:
     """A sum over a hundred is a sum, whatever the rows."""
-    assert _law(100, (100, 100)).law is Law.SUM
+    assert _law(100, (100, 100)) == TermLaw(Law.SUM, constant=100)
 
 
 @pytest.mark.parametrize("halves", [(3**0.5, 2**0.5), (9, 4), (6, 5.5)])
@@ -77,6 +77,7 @@ def test_vectors_that_differ_have_no_law() -> None:
 def test_common_law_prefers_a_mean_to_a_sum() -> None:
     """Halves with equal counts by chance look like a sum; one cut where they differ says what it is."""
     mean = TermLaw(Law.MEAN, per_row=0.5, follows_rows=False)
+    assert common([TermLaw(Law.ROWS), TermLaw(Law.ROWS)]) == TermLaw(Law.ROWS)
     assert common([TermLaw(Law.SUM), mean]) == mean
 
 
@@ -124,3 +125,10 @@ def test_common_law_of_means_with_other_constants_is_none() -> None:
     assert common([laws[0], laws[0]]).c0 == 1e-4
     with pytest.raises(NoLaw, match="only nearly"):
         common(laws)
+
+
+def test_denominators_that_add_up_but_for_rounding_have_no_epsilon() -> None:
+    """What is left over within the rounding error of the denominators is no constant."""
+    whole, halves = _reading(6), [_reading(3 + 1e-7), _reading(3)]
+    assert of_denominators(whole, halves, (3, 3), rounding=1e-6).c0 == 0.0
+    assert of_denominators(whole, halves, (3, 3), rounding=1e-9).c0 == pytest.approx(1e-7, rel=1e-6)

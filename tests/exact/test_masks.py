@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anybatch.exact.masks import is_masked_out
+from anybatch.exact.masks import is_masked_out, shows_what_counts
 
 NOTHING, FIRST, SECOND = torch.zeros(4), torch.tensor([1.0, 0, 0, 0]), torch.tensor([0, 1.0, 0, 0])
 
@@ -59,3 +59,23 @@ def test_is_masked_out_where_every_element_is(loss: Callable[[Tensor], Tensor]) 
 def test_is_masked_out_is_not_said_without_a_proof(loss: Callable[[Tensor], Tensor]) -> None:
     """One element that gets through is enough, and a satisfied hinge is zero without a mask."""
     assert not _is_masked_out(loss)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda z: (z[:, 0] * FIRST).sum(), True),
+        (lambda z: (z[:, 0] * FIRST).double().mean(), True),
+        (lambda z: z[FIRST.bool()].sum(), True),
+        (lambda z: FIRST @ z[:, 0], True),
+        (lambda z: F.cross_entropy(z, torch.zeros(4).long(), reduction="sum"), True),
+        (lambda z: z.sum(), False),
+        (lambda z: (z[:, 0] * FIRST).exp().sum(), False),
+        (lambda z: (z[:, 0] * z[:, 1]).sum(), False),
+    ],
+)
+def test_shows_what_counts_where_a_mask_is_in_sight(loss: Callable[[Tensor], Tensor], expected: bool) -> None:
+    """A mask, a selection or labels right below the sum tell what counts, behind others they don't."""
+    node = loss(torch.arange(8.0).reshape(4, 2).requires_grad_()).grad_fn
+    assert node is not None
+    assert shows_what_counts(node) is expected

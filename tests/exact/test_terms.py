@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anybatch.exact import graph
 from anybatch.exact.labels import label
+from anybatch.exact.reading import follow
 from anybatch.exact.terms import Findings, Kind, Term, find, unlabelled
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -49,6 +50,17 @@ def test_find_of_a_sum_of_losses_is_a_term_each() -> None:
     assert [term.end for term in terms] == ["MeanBackward0", "MseLossBackward0", "PowBackward0"]
     assert [term.kind for term in terms] == [Kind.ROWS, Kind.ROWS, Kind.PARAMETERS]
     assert [term.branch for term in terms] == [2, 2, 1]
+
+
+def test_found_path_leads_there_again() -> None:
+    """A term is followed on the graph of another piece, also past the very first node of the graph."""
+    scale = torch.ones((), requires_grad=True)
+    losses = [scale + scale.new_ones(rows, 3).mul(scale).exp().mean() for rows in (6, 4)]
+    large, small = (graph.read([loss]) for loss in losses)
+    labelled = label(large, 6, small, 4)
+    assert labelled is not None
+    ends = {follow(term, graph.node_of(losses[1])).end.name() for term in find(labelled, [0]).terms}
+    assert ends == {graph.LEAF, "MeanBackward0"}
 
 
 def test_find_marks_learned_coefficients() -> None:
