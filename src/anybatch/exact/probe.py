@@ -113,44 +113,59 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known_before: bool) 
     whole = run_whole(rehearse, cut, weigh)
     if whole.refusals:
         return _Result(_by_rows(whole), whole.refusals)
-    found_terms = whole.terms
     keeps = bool(whole.leaves)
     runs = [rehearse(cut.start, cut.middle, keeps=keeps), rehearse(cut.middle, cut.stop, keeps=keeps)]
     try:
-        halves = [evidence.see(run, whole.terms) for run in runs]
+        whole, halves, is_other_form = _see_halves(whole, runs)
     except OtherGraph as difference:
-        other = _in_another_form(whole, runs)
-        if other is None:
-            cause = f"rows {cut.start} to {cut.stop} and their halves have different losses: {difference}"
-            return _Result(_by_rows(whole), (cause,), is_clear=False)
-        whole, halves = other
+        cause = f"rows {cut.start} to {cut.stop} and their halves have different losses: {difference}"
+        return _Result(_by_rows(whole), (cause,), is_clear=False)
     known, causes = learn(whole, halves, cut)
-    if causes and whole.terms != found_terms:
-        return _Result(known, causes, is_clear=False)
-    is_clear = whole.seen.is_finite and all(_counts(whole.terms, seen) for seen in (whole.seen, *halves))
-    # Rows of other forms beside each other are for the narrower cuts to tell apart, and where both forms
-    # are known they say nothing.
-    is_clear = is_clear and (whole.is_labelled or not cut.is_wide)
-    if not whole.is_labelled and known_before:
-        is_clear = is_clear and not causes
+    is_clear = _shows_all(whole, halves, cut)
     if causes:
-        return _Result(known, causes, is_clear)
-    if whole.not_comparable:
-        note = f"{whole.not_comparable}, so the pieces were not compared with the whole"
-        return _Result(replace(known, warnings=(*known.warnings, note)), (), is_clear)
-    if not whole.seen.is_finite:
+        says_nothing = is_other_form or (known_before and not whole.is_labelled)
+        return _Result(known, causes, is_clear and not says_nothing)
+    if not whole.seen.is_finite and not whole.not_comparable:
         return _Result(replace(known, is_proved=False), (), is_clear)
-    given = [weigh(cut.start, cut.middle), weigh(cut.middle, cut.stop)]
-    result = _try(known, whole, halves, runs, given, cut, is_clear)
-    if result.causes and not _repeats_itself(rehearse, cut, whole):
-        note = (
+    doubt = whole.not_comparable and f"{whole.not_comparable}, so the pieces were not compared with the whole"
+    if not doubt:
+        given = [weigh(cut.start, cut.middle), weigh(cut.middle, cut.stop)]
+        compared, causes = _compare(known, whole, halves, runs, given, cut)
+        if not causes or _repeats_itself(rehearse, cut, whole):
+            return _Result(compared, causes, is_clear)
+        doubt = (
             "two runs on the same rows differ (random numbers of its own, or state?), so nothing was compared"
         )
-        return _Result(replace(known, warnings=(*known.warnings, note)), (), is_clear)
-    return result
+    return _Result(replace(known, warnings=(*known.warnings, doubt)), (), is_clear)
+
+
+def _see_halves(whole: Whole, runs: Sequence[Rehearsal]) -> tuple[Whole, list[Seen], bool]:
+    """What the halves say, and the piece beside them; are they computed in another way than the piece?
+
+    Raises:
+        OtherGraph: They have other losses.
+    """
+    try:
+        return whole, [evidence.see(run, whole.terms) for run in runs], False
+    except OtherGraph:
+        other = _in_another_form(whole, runs)
+        if other is None:
+            raise
+    return *other, True
+
+
+def _shows_all(whole: Whole, halves: Sequence[Seen], cut: Cut) -> bool:
+    """Did something count in every term, in the piece and in its halves?
+
+    Rows of other forms beside each other are for the narrower cuts to tell apart.
+    """
+    is_one_form = whole.is_labelled or not cut.is_wide
+    counts = all(_counts(whole.terms, seen) for seen in (whole.seen, *halves))
+    return is_one_form and counts and whole.seen.is_finite
 
 
 def _repeats_itself(rehearse: Rehearse, cut: Cut, whole: Whole) -> bool:
+    """Do two runs on the same rows give the same losses?"""
     again = rehearse(cut.start, cut.stop, keeps=False)
     values = [float(loss.detach().double()) for loss in again.losses]
     return all(
@@ -183,16 +198,19 @@ def _by_rows(whole: Whole) -> Pattern:
     return weighted([Law.ROWS] * len(whole.given))
 
 
-def _try(
+def _compare(
     known: Pattern,
     whole: Whole,
     halves: Sequence[Seen],
     runs: Sequence[Rehearsal],
     given: Sequence[Sequence[Given | None]],
     cut: Cut,
-    is_clear: bool,
-) -> _Result:
-    """Scales the halves by the laws and compares them with the piece: values first, then gradients."""
+) -> tuple[Pattern, tuple[str, ...]]:
+    """Scales the halves by the laws and compares them with the piece: values first, then gradients.
+
+    Returns:
+        The pattern, with the law of what is left beside its terms, and why it can't be.
+    """
     pieces = [
         shares.weigh(known, half.readings, rows, amounts)
         for half, rows, amounts in zip(halves, cut.rows, given, strict=True)
@@ -205,7 +223,7 @@ def _try(
             for half, factor in zip(halves, factors, strict=True)
         ]
     except CannotScale as reason:
-        return _Result(known, (str(reason),), is_clear)
+        return known, (str(reason),)
     trial = Trial(known, cut.rows, whole.seen, halves, factors, plans, whole.allowed)
     verdicts = [evidence.compare_values(trial, root) for root in range(known.losses)]
     causes = [verdict.cause for verdict in verdicts if verdict.cause]
@@ -216,5 +234,4 @@ def _try(
         cause = evidence.compare_gradients(whole.gradients, scaled, whole.allowed)
         causes = [cause] if cause else []
     remainders = tuple(verdict.remainder for verdict in verdicts)
-    known = replace(known, remainders=remainders, uses_values=any(remainders))
-    return _Result(known, tuple(causes), is_clear)
+    return replace(known, remainders=remainders, uses_values=any(remainders)), tuple(causes)
