@@ -107,7 +107,7 @@ class Call:
                 return attempt()
             except Again as again:
                 index, straddles = again.index, again.straddles
-            except Exception as error:
+            except Exception as error:  # any error, to ask the one guard about it
                 if is_out_of_memory(error):
                     error.add_note(self._advice())
                 raise
@@ -125,10 +125,11 @@ class Call:
 
     def _advice(self) -> str:
         rows = self.sizes[0]
+        unit = "1 row" if rows == 1 else f"{rows} rows"
         smaller = f"a smaller `ub_size`, {max(rows // 2, 1)} say" if rows > 1 else "a smaller model or input"
         return (
-            f"`apply`: out of memory in {self.bound.name} with micro-batches of {rows} rows. Gradients, "
-            f"buffers and random state are as they were before the call. Try {smaller}."
+            f"`apply`: out of memory in {self.bound.name} with micro-batches of {unit}. Gradients, buffers "
+            f"and random state are as they were before the call. Try {smaller}."
         )
 
     def should_learn(self) -> bool:
@@ -192,10 +193,12 @@ class Call:
                 raise Again(index, straddles=index > 0)
 
     def feed(self, *, copies: bool = False) -> Iterator[Piece]:
+        """The pieces one by one; copies, not views, where they are compiled or `copies` says so."""
         copies = copies or self.reach.is_compiled
         return feed(self.layout, self.sizes, self.device, copies=copies)
 
     def transaction(self) -> Transaction:
+        """A new transaction, not opened yet."""
         devices = [] if self.device is None else [self.device]
         return Transaction(self.reach, devices, self.bound.name)
 
@@ -204,6 +207,7 @@ class Call:
         return self._weights.given(names, start, stop)
 
     def given_for(self, piece: Piece, result: Returned) -> list[Given | None]:
+        """What the caller says of a piece, for each loss that it returned."""
         return self.given(result.names, piece.start, piece.start + piece.rows)
 
     def match(self, piece: Piece, result: Returned) -> tuple[Pattern, list[Reading]]:

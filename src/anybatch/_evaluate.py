@@ -58,7 +58,7 @@ def _attempt(call: Call) -> Any:
         done: list[_Done] = []
         for piece in call.feed():
             done.append(_piece(call, transaction, piece))
-            del piece
+            del piece  # or it would live on while the next one is built (Rule 4)
         whole = shares.totals([one.weights for one in done])
         pieces = [_losses(call, one, whole) for one in done]
         losses = call.total(pieces, 1.0)

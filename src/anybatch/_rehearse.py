@@ -61,7 +61,7 @@ class Rehearser:
                 if run is not None and not keeps:
                     return run
             return self._run_lightly(start, stop, keeps, self._mode or _Mode.AS_IS)
-        except Exception as error:
+        except Exception as error:  # any error, to ask the one guard about it
             if stop - start <= self._most_rows or not is_out_of_memory(error):
                 raise
         raise NoRoom

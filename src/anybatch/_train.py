@@ -57,7 +57,7 @@ def _attempt(call: Call) -> Any:
         done: list[_Done] = []
         for piece in call.feed():
             done.append(_piece(call, transaction, piece, counted))
-            del piece
+            del piece  # or it would live on while the next one is built (Rule 4)
         if call.is_cut:
             weights = [one.losses.weights for one in done if one.losses.weights is not None]
             call.check_proof(weights)
