@@ -99,3 +99,25 @@ def test_sums_to_one_where_some_pieces_lack_the_term() -> None:
     pieces = [_piece(pattern, 4, 1.0, 1.0), _piece(without, 4, 1.0), _piece(pattern, 4, 1.0, 1.0)]
     assert not correction.sums_to_one(pieces, [(1 / 3,)] * 3, 1.0, 1e-12)
     assert correction.sums_to_one(pieces, [(1 / 2,)] * 3, 1.0, 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("law", "weights", "index"),
+    [
+        (FOLLOWING, (12.0, 12.0, 9.0), None),
+        (FOLLOWING, (12.0, 8.0, 9.0), 1),
+        (FOLLOWING, (12.0, 12.0, 12.0), 2),
+        (MEAN, (3.0, 1.0, 2.0), None),
+        (TermLaw(Law.SUM, constant=100.0), (100.0, 100.0, 100.0), None),
+        (TermLaw(Law.SUM, constant=100.0), (100.0, 50.0, 100.0), 1),
+        (TermLaw(Law.SUM, constant=100.0), (100.0, 0.0, 100.0), None),
+        (ROWS, (1.0, 2.0, 3.0), None),
+    ],
+)
+def test_departure_is_the_first_piece_that_divides_by_something_else(
+    law: TermLaw, weights: tuple[float, ...], index: int | None
+) -> None:
+    """Three per row in pieces of 4, 4 and 3 rows, or a hundred in all; counts may be what they are."""
+    pattern = _pattern(law)
+    pieces = [_piece(pattern, rows, weight) for rows, weight in zip((4, 4, 3), weights, strict=True)]
+    assert correction.departure(pieces) == index

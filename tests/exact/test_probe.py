@@ -1,6 +1,7 @@
 """The probe on plain functions: the laws that it learns, what it refutes, and what it can't know."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -200,3 +201,46 @@ def test_probe_finds_two_forms_where_rows_differ() -> None:
     first = _probe(function, Cut(0, 2, 4, ROWS))
     second = _probe(function, Cut(4, 6, 8, ROWS), known=first)
     assert [len(pattern.terms) for pattern in (*first, *second)] == [2, 1]
+
+
+class _Sum(torch.autograd.Function):
+    """A sum that tells nothing of itself."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        ctx.rows = len(z)
+        return z.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].expand(ctx.rows)
+
+
+def test_probe_takes_an_unreadable_term_for_what_its_values_combine_like() -> None:
+    """A custom sum is found to be one, with a warning that says so."""
+    (pattern,) = _probe(_Function(lambda z, y, m: _Sum.apply(z)))
+    assert [pattern.law(term).law for term in pattern.terms] == [Law.SUM]
+    assert "combine like a sum" in pattern.warnings[0]
+
+
+def test_probe_takes_zero_for_no_value_of_an_unreadable_term() -> None:
+    """An unreadable term that is zero on a half may count nothing there, so the next cut is asked too."""
+    function = _Function(lambda z, y, m: _Sum.apply(z * m), MASK_BEHIND)
+    _probe(function, Cut(0, 2, 4, ROWS), Cut(0, 1, 2, ROWS))
+    assert (0, 1) in function.runs
+
+
+def test_probe_looks_for_an_epsilon_twice() -> None:
+    """A constant in the denominator is confirmed on a second cut; a mean without one needs none."""
+    for epsilon, is_asked in ((1e-4, True), (0.0, False)):
+        function = _Function(lambda z, y, m, e=epsilon: (z * m).sum() / (m.sum() + e))
+        _probe(function, CUT, Cut(1, 4, 7, ROWS), Cut(2, 4, 8, ROWS))
+        assert ((1, 7) in function.runs) is is_asked
+        assert (2, 8) not in function.runs
+
+
+def test_probe_with_noise_of_its_own_compares_nothing_and_says_so() -> None:
+    """A function with random numbers that nobody sees gives other values for the same rows."""
+    generator = torch.Generator().manual_seed(0)
+    (pattern,) = _probe(_Function(lambda z, y, m: (z * torch.rand(len(z), generator=generator)).mean()))
+    assert "two runs on the same rows differ" in pattern.warnings[-1]

@@ -59,6 +59,22 @@ def test_run_whole_reads_terms_and_gradients_of_the_piece() -> None:
     torch.testing.assert_close(whole.gradients[0], expected, rtol=1e-14, atol=0)
 
 
+def test_run_whole_compares_gradients_near_each_term() -> None:
+    """A term deep below others has leaves of its own to compare at, four of each at most."""
+    weights = [torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True) for _ in range(6)]
+    rows = torch.arange(16, dtype=torch.float64).reshape(8, 2)
+
+    def rehearse(start: int, stop: int, *, keeps: bool) -> Rehearsal:
+        near = sum((rows[start:stop] * weight for weight in weights[:5]), torch.zeros(()))
+        loss = near.mean() + (rows[start:stop] * weights[5]).tanh().exp().sin().exp().mean()
+        return Rehearsal((loss,), {}, frozenset(), None)
+
+    whole = run_whole(rehearse, CUT, lambda start, stop: [None])
+    compared = {id(leaf) for leaf in whole.leaves}
+    assert id(weights[5]) in compared
+    assert len(compared & {id(weight) for weight in weights[:5]}) == 4
+
+
 def test_run_whole_keeps_the_piece_alone() -> None:
     """The rows beside it are run for their graph, so nothing large of them is kept."""
     function = _Function()
@@ -86,7 +102,7 @@ def test_run_whole_makes_do_with_the_first_half_where_rows_beside_don_t_fit() ->
     """A piece of two rows would be compared with three; without memory for them, with its own first row."""
     function = _Function(most_rows=2)
     whole = _run(function, Cut(0, 1, 2, 8))
-    assert [(start, stop) for start, stop, _ in function.runs] == [(0, 3), (0, 1), (0, 2)]
+    assert function.runs == [(0, 3, False), (0, 1, False), (0, 2, True)]
     assert whole.is_labelled
 
 
