@@ -74,7 +74,7 @@ def _piece(call: Call, transaction: Transaction, piece: Piece) -> _Done:
     parts = None
     if call.is_cut and _is_readable(result, given):
         if not piece.index:
-            call.check_graph(graph.read(result.losses))
+            call.check_graph(graph.outline(result.losses))
         pattern, readings = call.match(piece, result)
         weights = shares.weigh(pattern, readings, piece.rows, given)
         if recorder is not None:

@@ -139,9 +139,9 @@ def _look_at_graph(call: Call, transaction: Transaction, piece: Piece, result: R
 
     Where there are such leaves, every piece may bring others.
     """
-    seen = graph.read(result.losses)
+    seen = graph.outline(result.losses)
     own = {id(leaf.leaf) for leaf in piece.inputs}
-    leaves = [leaf for leaf in seen.leaves() if id(leaf) not in own]
+    leaves = [leaf for leaf in seen.leaves if id(leaf) not in own]
     if transaction.gradients.watch(("a tensor", leaf) for leaf in leaves):
         call.memory.has_bare_leaves = True
     if call.is_cut and not piece.index:
@@ -241,6 +241,6 @@ def _give_input_gradients(transaction: Transaction, done: Sequence[_Done], ratio
     found = input_gradients(gradient for one in done for gradient in one.inputs)
     if found:
         sources, gradients = zip(*found, strict=True)
-        transaction.gradients.watch(("a batch entry", leaf) for leaf in graph.read(sources).leaves())
+        transaction.gradients.watch(("a batch entry", leaf) for leaf in graph.outline(sources).leaves)
         transaction.gradients.make_fresh()
         torch.autograd.backward(sources, [gradient * ratio for gradient in gradients])

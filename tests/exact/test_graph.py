@@ -70,7 +70,7 @@ def test_structure_is_the_same_for_any_number_of_rows(rows: int) -> None:
     """Sizes are no part of the structure."""
     weight = _leaf(3)
     fewer, more = (torch.ones(n, 3, dtype=torch.float64) for n in (rows, rows + 1))
-    structures = {graph.read([(x * weight).tanh().mean()]).structure for x in (fewer, more)}
+    structures = {graph.outline([(x * weight).tanh().mean()]).structure for x in (fewer, more)}
     assert len(structures) == 1
 
 
@@ -78,7 +78,7 @@ def test_structure_tells_operations_and_edges_apart() -> None:
     """Another operation, or the same ones wired in another way, is another structure."""
     a, b = _leaf(2), _leaf(2)
     losses = [(a.exp() - b).sum(), (a.exp() - b).mean(), (b - a.exp()).sum(), (a.exp() - a).sum()]
-    assert len({graph.read([loss]).structure for loss in losses}) == 4
+    assert len({graph.outline([loss]).structure for loss in losses}) == 4
 
 
 def test_shapes_are_those_of_the_outputs() -> None:

@@ -126,7 +126,7 @@ class _Mover(Taker):
         return taken.detach().clone() if is_view else taken
 
     def _moved(self, source: Tensor) -> Tensor:
-        if self._device is None:
+        if self._device is None or source.device == self._device:
             return source
         with torch.no_grad():
             is_safe = copies_asynchronously(self._device) and source.is_pinned()

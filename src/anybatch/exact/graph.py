@@ -36,10 +36,9 @@ class Graph:
         """The name of each node, as torch spells it."""
         return [node.name() for node in self.nodes]
 
-    @cached_property
-    def structure(self) -> int:
-        """A hash of names and edges: equal for two runs of the same operations, whatever the sizes."""
-        return hash((tuple(self.names), tuple(self.edges)))
+    def is_like(self, other: "Graph") -> bool:
+        """Are they the graphs of two runs of the same operations, whatever the sizes?"""
+        return self.edges == other.edges and self.names == other.names and self.roots == other.roots
 
     @cached_property
     def parent_counts(self) -> list[int]:
@@ -76,27 +75,66 @@ def read(roots: Sequence[torch.Tensor]) -> Graph:
     return Graph(nodes, edges, tuple(places[top] for top in tops))
 
 
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """What a graph is looked through for in every call.
+
+    Attributes:
+        structure: A hash of names and edges: equal for two runs of the same operations, whatever the sizes.
+        leaves: The tensors into which backward through the graph accumulates.
+    """
+
+    structure: int
+    leaves: tuple[torch.Tensor, ...]
+
+
+def outline(roots: Sequence[torch.Tensor]) -> Outline:
+    """Looks through the graph below the given tensors, which all require grad; a third of the time of `read`."""
+    # The nodes in depth-first preorder, written down with the places of those that were met before: nothing
+    # else has the same record.
+    places: dict[Node, int] = {}
+    record: list[object] = [len(roots)]
+    leaves: list[torch.Tensor] = []
+    stack: list[Node | None] = [node_of(root) for root in roots]
+    while stack:
+        node = stack.pop()
+        if node is None or node in places:
+            record.append(None if node is None else places[node])
+            continue
+        places[node] = len(places)
+        name, below = node.name(), node.next_functions
+        record += (name, len(below))
+        if name == LEAF:
+            leaves.append(leaf_of(node))
+        for child, _ in below:
+            stack.append(child)
+    return Outline(hash(tuple(record)), tuple(leaves))
+
+
 def node_of(tensor: torch.Tensor) -> Node:
     """The node of a tensor that requires grad: its grad_fn, or its accumulator if it is a leaf."""
     return torch.autograd.graph.get_gradient_edge(tensor).node
 
 
+_OPENED = -1
+"""Stands for the place of a node whose children are not all placed yet."""
+
+
 def _visit(top: Node, places: dict[Node, int], nodes: list[Node], edges: list[tuple[int, ...]]) -> None:
-    stack: list[tuple[Node, tuple[Node | None, ...] | None]] = [(top, None)]
-    opened: set[Node] = set()
+    stack: list[tuple[Node, list[Node | None] | None]] = [(top, None)]
     while stack:
         node, children = stack.pop()
-        if node in places:
-            continue
         if children is not None:
             places[node] = len(nodes)
             nodes.append(node)
-            edges.append(tuple(-1 if child is None else places[child] for child in children))
-        elif node not in opened:
-            opened.add(node)
-            children = tuple(child for child, _ in node.next_functions)
+            edges.append(tuple([-1 if child is None else places[child] for child in children]))
+        elif node not in places:
+            places[node] = _OPENED
+            children = [child for child, _ in node.next_functions]
             stack.append((node, children))
-            stack.extend((child, None) for child in reversed(children) if child and child not in places)
+            for child in reversed(children):
+                if child is not None and child not in places:
+                    stack.append((child, None))
 
 
 def shapes(node: Node) -> Shapes:

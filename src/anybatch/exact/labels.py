@@ -55,7 +55,7 @@ def label(large: Graph, large_rows: int, small: Graph, small_rows: int) -> Label
     Returns:
         The larger graph with its labels; None where the two runs are not alike.
     """
-    if large.structure != small.structure or large.roots != small.roots:
+    if not large.is_like(small):
         return None
     large_shapes = [shapes(node) for node in large.nodes]
     small_shapes = [shapes(node) for node in small.nodes]

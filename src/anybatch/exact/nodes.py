@@ -74,6 +74,8 @@ _PER_ELEMENT = {
 }
 _PER_ROW = {"MultiMarginLossBackward0", "MultilabelMarginLossBackward0"}
 NLL = {"NllLossBackward0", "NllLoss2DBackward0"}
+_WITH_SIZES = _PER_ELEMENT | _PER_ROW
+_WITH_REDUCTION = NLL | _WITH_SIZES
 _MEAN, _SUM = 1, 2
 
 
@@ -102,7 +104,7 @@ def denominator(node: Node, name: str) -> Denominator:
         return 1.0
     if name in NLL:
         return _counted_targets(node)
-    if name in _PER_ELEMENT | _PER_ROW:
+    if name in _WITH_SIZES:
         shape = _operand_shape(node)
         rows = shape[0] if len(shape) > 1 else 1
         return float(rows if name in _PER_ROW else shape.numel())
@@ -189,6 +191,6 @@ def saved(node: Node, attribute: str):  # type: ignore[no-untyped-def]  # tensor
 
 def is_sum(node: Node, name: str) -> bool:
     """Does the node sum rows up without dividing?"""
-    if name in NLL | _PER_ELEMENT | _PER_ROW:
+    if name in _WITH_REDUCTION:
         return bool(saved(node, "reduction") == _SUM)
     return name in operations.CONTRACTIONS or name.startswith(("SumBackward", "NansumBackward"))

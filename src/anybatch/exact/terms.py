@@ -16,6 +16,7 @@ import enum
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch.autograd.graph import Node
 
@@ -66,12 +67,12 @@ class Term:
     learned: tuple[int, ...] = ()
     occurrence: int = 0
 
-    @property
+    @cached_property
     def key(self) -> Key:
         """Equal for the same term of two pieces, of which one may have more terms beside it."""
         return (*self._shape, self.occurrence)
 
-    @property
+    @cached_property
     def _shape(self) -> Key:
         skipped = {"AddBackward0", "SubBackward0"}
         names = tuple(step.name for step in self.path if step.name not in skipped)

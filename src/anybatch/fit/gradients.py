@@ -41,20 +41,24 @@ class _Leaf:
         self.look()
 
     def look(self) -> None:
-        self.seen = self.gradient()
-        self.seen_version = _version(self.seen)
+        grad = self.seen = self.gradient()
+        if grad is not None:
+            self.seen_version = _version(grad)
 
     def gradient(self) -> Tensor | None:
         tensor = self.reference()
         return None if tensor is None else tensor.grad
 
     def was_touched(self) -> bool:
-        grad = self.gradient()
-        return grad is not self.seen or _version(grad) != self.seen_version
+        tensor = self.reference()
+        if tensor is None:
+            return False
+        grad = tensor.grad
+        return grad is not self.seen or (grad is not None and _version(grad) != self.seen_version)
 
 
-def _version(gradient: Tensor | None) -> int:
-    return -1 if gradient is None or gradient.is_inference() else gradient._version
+def _version(gradient: Tensor) -> int:
+    return -1 if gradient.is_inference() else gradient._version
 
 
 class Gradients:
@@ -92,7 +96,7 @@ class Gradients:
             LossError: Names the leaf.
         """
         for leaf in self._leaves.values():
-            if leaf.reference() is not None and leaf.was_touched():
+            if leaf.was_touched():
                 raise LossError(touched(function, leaf.name))
 
     def explain(self, error: BaseException) -> bool:
