@@ -115,7 +115,6 @@ LATER: dict[str, dict[str, Any]] = {
     "batch_norm frozen": {"batch_norm": "frozen"},
     "batch_norm exact": {"batch_norm": "exact"},
     "scaler": {"scaler": torch.amp.GradScaler("cpu")},
-    "device_ids": {"device_ids": [0]},
 }
 
 

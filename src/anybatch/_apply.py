@@ -11,6 +11,7 @@ from torch.nn import Module
 
 from anybatch._call import Call
 from anybatch._evaluate import evaluate
+from anybatch._parallel import check_parallel
 from anybatch._run import Bound
 from anybatch._settings import Settings, refuse_later_options, settings
 from anybatch._train import train
@@ -50,7 +51,8 @@ def apply(
         ub_size: The largest number of rows in a micro-batch, at least 1. Pieces are balanced: 10 rows with
             `ub_size=4` are cut 4, 3, 3.
         device: Where micro-batches are sent; None for where the modules of the call are.
-        device_ids: Not available yet.
+        device_ids: For a model in `nn.DataParallel`, the indexes of the accelerators that it is on. `ub_size`
+            then counts per device, and `device` is the first of them if it is not given.
         weight: How pieces weigh. `"auto"` reads it from the loss's graph; `"rows"` and `"sum"` say that the
             loss is a mean over rows, or a sum; a function of named batch arguments returns what the loss
             of these rows is divided by (`lambda label: (label != -100).sum()`). A mapping gives a rule
@@ -69,7 +71,8 @@ def apply(
         stacked, anything else comes as a list with one entry per piece.
 
     Raises:
-        ValueError: `ub_size`, `on_inexact` or `device` is out of its range, at decoration.
+        ValueError: `ub_size`, `on_inexact`, `device` or `device_ids` is out of its range, at decoration; the
+            model is not in `nn.DataParallel` on `device_ids`, at the call.
         BatchError: The named arguments can't be cut. Nothing ran.
         LossError: The function returned no loss, or ran backward itself.
         WeightError: `weight` is no weight.
@@ -92,8 +95,8 @@ def apply(
         >>> loss.shape, model.weight.grad.shape
         (torch.Size([]), torch.Size([2, 3]))
     """
-    refuse_later_options(ub_size, device_ids, whole_batch_loss, batch_norm, scaler)
-    checked = settings(batch_names, ub_size, device, weight, on_inexact, batch_dim)
+    refuse_later_options(ub_size, whole_batch_loss, batch_norm, scaler)
+    checked = settings(batch_names, ub_size, device, device_ids, weight, on_inexact, batch_dim)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         applied = Applied(function, checked)
@@ -127,6 +130,7 @@ class Applied:
         bound = Bound(self.function, arguments, self.options.batch_names)
         layout = lay_out(bound.batch, self.options.batch_dim)
         reach = in_reach(self.function, bound.others())
+        check_parallel(self.options.devices, reach.modules, bound.name)
         memory = self._memories.setdefault(_kind(layout, reach.modules, bound.others()), Memory())
         parameters = (leaf for module in reach.modules for leaf in module.parameters())
         device = self.options.device or device_of(chain(parameters, reach.leaves))

@@ -84,7 +84,7 @@ class Call:
     tried: set[tuple[int, bool]] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
-        self.sizes = balanced(self.layout.rows, self.settings.ub_size)
+        self.sizes = balanced(self.layout.rows, self.settings.most_rows)
         self._weights = BatchWeights(self.settings.weights, self.layout.cut)
         self._learner = Learner(
             self.bound, self.layout, self.settings, self._weights, self.memory, self.reach, self.device
@@ -124,8 +124,8 @@ class Call:
         )
 
     def _advice(self) -> str:
-        rows = self.sizes[0]
-        unit = "1 row" if rows == 1 else f"{rows} rows"
+        rows = min(self.sizes[0], self.settings.ub_size)
+        unit = ("1 row" if rows == 1 else f"{rows} rows") + (" per device" if self.settings.devices else "")
         smaller = f"a smaller `ub_size`, {max(rows // 2, 1)} say" if rows > 1 else "a smaller model or input"
         return (
             f"`apply`: out of memory in {self.bound.name} with micro-batches of {unit}. Gradients, buffers "
@@ -199,8 +199,7 @@ class Call:
 
     def transaction(self) -> Transaction:
         """A new transaction, not opened yet."""
-        devices = [] if self.device is None else [self.device]
-        return Transaction(self.reach, devices, self.bound.name)
+        return Transaction(self.reach, self.settings.used_devices(self.device), self.bound.name)
 
     def given(self, names: Sequence[str | None], start: int, stop: int) -> list[Given | None]:
         """What the caller says of rows `start` to `stop`, for each loss."""
@@ -227,7 +226,7 @@ class Call:
             raise Again(piece.index)
         return matched
 
-    def check_graph(self, seen: graph.Graph) -> None:
+    def check_graph(self, seen: graph.Outline) -> None:
         """Goes back to the probe where the graph of the first piece is a new one.
 
         Raises:

@@ -12,7 +12,7 @@ from anybatch._settings import Settings
 from anybatch.batch import Layout
 from anybatch.errors import InexactError, InexactWarning
 from anybatch.exact.cuts import spread, straddle, wide
-from anybatch.exact.graph import Graph
+from anybatch.exact.graph import Outline
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Memory, weighted
 from anybatch.exact.probe import Refuted, probe
@@ -49,7 +49,8 @@ class Learner:
             return
         self.memory.probes += 1
         most_rows = max(sizes)
-        rehearser = Rehearser(self.bound, self.layout, self.device, self.reach, most_rows)
+        devices = self.settings.used_devices(self.device)
+        rehearser = Rehearser(self.bound, self.layout, self.device, self.reach, most_rows, devices)
         cuts = [straddle(sizes, index)] if straddles else spread(sizes, index)
         first = wide(sizes[index], sum(sizes))
         if first is not None and not self.memory.patterns:
@@ -74,7 +75,7 @@ class Learner:
         """Has the function been probed so often that once more is not worth it?"""
         return self.memory.probes >= _MOST_PROBES
 
-    def is_new(self, seen: Graph) -> bool:
+    def is_new(self, seen: Outline) -> bool:
         """Is this a graph on which nothing has been proved yet? Takes note of it."""
         if self.settings.on_inexact == "ignore":
             return False

@@ -36,13 +36,20 @@ class Rehearser:
     """
 
     def __init__(
-        self, bound: Bound, layout: Layout, device: torch.device | None, reach: Reach, most_rows: int
+        self,
+        bound: Bound,
+        layout: Layout,
+        device: torch.device | None,
+        reach: Reach,
+        most_rows: int,
+        devices: Sequence[torch.device],
     ) -> None:
         self._bound = bound
         self._layout = layout
         self._device = device
         self._reach = reach
         self._most_rows = most_rows
+        self._devices = devices
         self._mode: _Mode | None = None
         self._needs_results = False
         self._forms: list[Term] = []
@@ -102,8 +109,7 @@ class Rehearser:
 
     def _run(self, start: int, stop: int, keeps: bool, mode: _Mode) -> Rehearsal:
         piece = piece_of(self._layout, start, stop - start, self._device)
-        devices = [] if self._device is None else [self._device]
-        transaction = Transaction(self._reach, devices, self._bound.name)
+        transaction = Transaction(self._reach, self._devices, self._bound.name)
         recorder = Recorder()
         with ExitStack() as stack:
             stack.enter_context(_undone(transaction))

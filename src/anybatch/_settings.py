@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from anybatch._parallel import parallel_devices
 from anybatch.batch import BatchDim
 from anybatch.errors import BatchError
 from anybatch.exact.weights import Weights
@@ -22,8 +23,9 @@ class Settings:
 
     Attributes:
         batch_names: The arguments that are cut.
-        ub_size: The largest number of rows in a piece.
+        ub_size: The largest number of rows of a piece on one device.
         device: Where the pieces go; None for where the modules are.
+        devices: The accelerators that share a piece; none where there is one device.
         weights: How pieces weigh.
         on_inexact: What to do when a loss is found not to add up.
         batch_dim: Where the rows are.
@@ -32,15 +34,26 @@ class Settings:
     batch_names: tuple[str, ...]
     ub_size: int
     device: torch.device | None
+    devices: tuple[torch.device, ...]
     weights: Weights
     on_inexact: str
     batch_dim: BatchDim
+
+    @property
+    def most_rows(self) -> int:
+        """The largest number of rows in a piece, on all its devices together."""
+        return self.ub_size * max(1, len(self.devices))
+
+    def used_devices(self, home: torch.device | None) -> list[torch.device]:
+        """The devices on which a function may draw random numbers whose pieces go to `home`."""
+        return [device for device in dict.fromkeys((home, *self.devices)) if device is not None]
 
 
 def settings(
     batch_names: Sequence[str],
     ub_size: int,
     device: Any,
+    device_ids: Any,
     weight: Any,
     on_inexact: str,
     batch_dim: BatchDim,
@@ -60,14 +73,14 @@ def settings(
         raise ValueError(f'`apply`: `on_inexact` is one of {_ON_INEXACT}. Got {on_inexact!r}. Pass "raise".')
     if isinstance(batch_dim, Mapping):
         batch_dim = dict(batch_dim)
+    devices = parallel_devices(device_ids)
+    home = as_device(device) or next(iter(devices), None)
     return Settings(
-        names, operator.index(ub_size), as_device(device), Weights(weight, names), on_inexact, batch_dim
+        names, operator.index(ub_size), home, devices, Weights(weight, names), on_inexact, batch_dim
     )
 
 
-def refuse_later_options(
-    ub_size: Any, device_ids: Any, whole_batch_loss: Any, batch_norm: str, scaler: Any
-) -> None:
+def refuse_later_options(ub_size: Any, whole_batch_loss: Any, batch_norm: str, scaler: Any) -> None:
     """Refuses what is not built yet.
 
     Raises:
@@ -78,7 +91,6 @@ def refuse_later_options(
         raise ValueError(f'`apply`: `batch_norm` is one of {_BATCH_NORMS}. Got {batch_norm!r}. Pass "micro".')
     later = {
         'ub_size="auto"': ub_size == "auto",
-        "device_ids": device_ids is not None,
         "whole_batch_loss": whole_batch_loss is not None,
         f"batch_norm={batch_norm!r}": batch_norm != "micro",
         "scaler": scaler is not None,

@@ -81,6 +81,27 @@ def test_custom_function_of_parameters_may_hold_rows() -> None:
     assert _labels(lambda _, weight: Loss.apply(weight))["Loss"] is Label.COLLAPSED
 
 
+class _Rounded(torch.autograd.Function):
+    """Weights rounded, as those who train for fewer bits do it."""
+
+    @staticmethod
+    def forward(ctx: object, weight: Tensor) -> Tensor:
+        return weight.round()
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+def test_weights_rounded_by_a_custom_function_stay_parameters() -> None:
+    """Weights go through a custom Function of their own, and into every row, which couples no rows."""
+    found = _labelled(lambda z, weight: (z * _Rounded.apply(weight)).mean())
+    assert found is not None
+    labels = dict(zip(map(pretty, found.graph.names), found.labels, strict=True))
+    assert labels["_Rounded"] is Label.PARAMETERS
+    assert found.couplings == ()
+
+
 def test_unlike_graphs_have_no_labels() -> None:
     """Two runs of other operations can't be compared."""
     assert _labelled(lambda z, _: z.mean() if len(z) > 4 else z.sum()) is None

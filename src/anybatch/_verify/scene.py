@@ -66,7 +66,7 @@ class Scene:
         return [self._default_generators(), *(each.again() for each in self._surroundings.generators)]
 
     def _default_generators(self) -> KeptRandomState:
-        return KeptRandomState([] if self.device is None else [self.device])
+        return KeptRandomState(self._subject.settings.used_devices(self.device))
 
     @property
     def device(self) -> torch.device | None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from anybatch.exact.graph import Graph, Shapes, is_custom, shapes
+from anybatch.exact.replicas import without_replicas
 
 # What these give depends on values, so two runs may agree in shape by accident although rows are there.
 _SELECTIONS = {
@@ -56,6 +57,8 @@ def label(large: Graph, large_rows: int, small: Graph, small_rows: int) -> Label
         The larger graph with its labels; None where the two runs are not alike.
     """
     if not large.is_like(small):
+        large, small = without_replicas(large), without_replicas(small)
+    if not large.is_like(small):
         return None
     large_shapes = [shapes(node) for node in large.nodes]
     small_shapes = [shapes(node) for node in small.nodes]
@@ -74,13 +77,23 @@ def label(large: Graph, large_rows: int, small: Graph, small_rows: int) -> Label
 
 
 def label_without_rows(graph: Graph, place: int, labels: Sequence[Label]) -> Label:
-    """The label of a node whose output has no rows, from those of the nodes below it.
-
-    A custom node may close over data, so it is never taken for one of parameters alone.
-    """
+    """The label of a node whose output has no rows, from those of the nodes below it."""
     below = {labels[child] for child in graph.edges[place] if child >= 0}
-    has_rows_below = is_custom(graph.nodes[place]) or below - {Label.PARAMETERS}
+    has_rows_below = _may_hold_data(graph, place) or below - {Label.PARAMETERS}
     return Label.COLLAPSED if has_rows_below else Label.PARAMETERS
+
+
+def _may_hold_data(graph: Graph, place: int) -> bool:
+    """Is it a custom node that may have taken in data that the graph does not show?
+
+    Not where all its tensors need gradients and it gives no single value, as rounding of weights does; nor in
+    `nn.DataParallel`'s copies of parameters. Compiled regions and checkpoints run code of any kind.
+    """
+    node, name = graph.nodes[place], graph.names[place]
+    if not is_custom(node) or name == "BroadcastBackward":
+        return False
+    runs_any_code = name.startswith(("CompiledFunction", "CheckpointFunction"))
+    return runs_any_code or min(graph.edges[place], default=-1) < 0 or () in shapes(node)
 
 
 def _is_selected(graph: Graph, place: int, labels: Sequence[Label], selected: Collection[int]) -> bool:
