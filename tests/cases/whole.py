@@ -65,7 +65,7 @@ def assert_whole(
     parameters = list(module.parameters())
     expected_loss, expected = whole(function, batch, parameters)
     loss = anybatch.apply(names or list(batch), ub_size=ub_size, **options)(function)(**batch)
-    tolerance = TOLERANCES[parameters[0].dtype]
+    tolerance = TOLERANCES[parameters[0].dtype.to_real()]
     torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=tolerance, equal_nan=True)
     error = gradient_error(expected, gradients(parameters))
     assert error <= tolerance, f"gradient error {error:.2e} at ub_size {ub_size}"

@@ -4,6 +4,7 @@ Autograd nodes don't hold what they gave forward. A dispatch mode sees every res
 attached the node, which it does after the mode has returned, the value is filed under it.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Recorded runs are not compiled; the default imports torch._dynamo, for seconds (torch 2.13)."""
+        """The default imports torch._dynamo, for seconds (torch 2.13)."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -47,6 +48,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             if tensor.grad_fn is not None:
                 self.values[tensor.grad_fn] = tensor.detach().clone()
         self._pending.clear()
+
+
+class _UncompiledRecorder(Recorder):  # type: ignore[no-untyped-call]  # torch leaves its modes untyped
+    """One that torch.compile leaves alone: it would compile what the recorder does, once per operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def recorder() -> Recorder:
+    """A recorder for a run that may be compiled."""
+    return _UncompiledRecorder() if "torch._dynamo" in sys.modules else Recorder()
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -41,9 +41,16 @@ class _Leaf:
         self.look()
 
     def look(self) -> None:
-        grad = self.seen = self.gradient()
+        tensor = self.reference()
+        grad = self.seen = None if tensor is None else tensor.grad
         if grad is not None:
             self.seen_version = _version(grad)
+
+    def coalesce(self) -> None:
+        """Adds up what a sparse gradient holds of one row: it would grow with the mini-batch (Rule 4)."""
+        tensor = self.reference()
+        if tensor is not None and tensor.grad is not None and tensor.grad.layout == torch.sparse_coo:
+            tensor.grad = tensor.grad.coalesce()
 
     def gradient(self) -> Tensor | None:
         tensor = self.reference()
@@ -115,6 +122,7 @@ class Gradients:
     def look(self) -> None:
         """Remembers how gradients look after a backward, for the next `check_untouched`."""
         for leaf in self._leaves.values():
+            leaf.coalesce()
             leaf.look()
 
     def rescale(self, ratio: float) -> None:
@@ -124,7 +132,7 @@ class Gradients:
                 for leaf in self._leaves.values():
                     gradient = leaf.gradient()
                     if gradient is not None:
-                        gradient.mul_(ratio)
+                        _values(gradient).mul_(ratio)
 
     def commit(self) -> None:
         """Runs each leaf's hooks once, and adds what was accumulated to what was there before.
@@ -164,6 +172,11 @@ class Gradients:
                 hooks.give_back(tensor._backward_hooks, leaf.hooks)
                 hooks.give_back(tensor._post_accumulate_grad_hooks, leaf.after_hooks)
             leaf.hooks, leaf.after_hooks = {}, {}
+
+
+def _values(gradient: Tensor) -> Tensor:
+    """The numbers of a gradient; writing to them leaves a sparse one coalesced, as `mul_` does not."""
+    return gradient._values() if gradient.layout == torch.sparse_coo else gradient
 
 
 def _placeholder(gradient: Tensor) -> Tensor:
