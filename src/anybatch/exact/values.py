@@ -18,6 +18,9 @@ from anybatch.exact.terms import Term
 
 _LARGEST_ELEMENTS = 4096
 
+Parts = tuple[float | None, ...]
+"""What each term of some losses adds to its loss; None where the recorded values don't tell."""
+
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its modes untyped
     """Records the results of at most 4096 elements that require grad, while it is entered."""
@@ -75,7 +78,7 @@ def parts(
     values: Mapping[Node, torch.Tensor],
     terms: Sequence[Term],
     readings: Sequence[Reading],
-) -> tuple[float | None, ...]:
+) -> Parts:
     """What each term adds to its loss.
 
     Args:
