@@ -240,6 +240,11 @@ class Call:
         self.memory.needs_values = True
         raise Again
 
+    def leave_uncompiled(self) -> NoReturn:
+        """Starts again, recording the values of terms in runs that torch does not compile."""
+        self.memory.closes_graph = True
+        self.record_values()
+
     def count_first(self) -> NoReturn:
         """Starts again, counting what all pieces divide by before the first backward."""
         self.memory.needs_counting = True

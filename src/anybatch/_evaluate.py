@@ -68,7 +68,7 @@ def _attempt(call: Call) -> Any:
 
 
 def _piece(call: Call, transaction: Transaction, piece: Piece) -> _Done:
-    recorder = Recorder() if call.memory.needs_values else None
+    recorder = values.recorder() if call.memory.needs_values else None
     result = _run(call, transaction, piece, recorder)
     given = call.given_for(piece, result)
     parts = None

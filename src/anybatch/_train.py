@@ -11,11 +11,13 @@ from anybatch._call import Again, Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import InputGradient, Piece, detach, input_gradients
 from anybatch.exact import correction, graph, scale, shares, values
+from anybatch.exact.pattern import Pattern
+from anybatch.exact.reading import Reading
 from anybatch.exact.scale import Plan
 from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses
-from anybatch.exact.values import Recorder
+from anybatch.exact.values import Parts, Recorder
 from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.transaction import Transaction
 
@@ -32,10 +34,17 @@ class _Done:
 
 @dataclass(frozen=True, eq=False)
 class _Counted:
-    """What the pieces divide by, and all of them together, where that was counted first."""
+    """What the pieces divide by, and all of them together, where that was counted first.
+
+    Attributes:
+        pieces: What each piece divides by.
+        totals: All of them together.
+        parts: What each term of each piece is worth, where that was recorded.
+    """
 
     pieces: list[PieceWeights]
     totals: dict[Key, float]
+    parts: list[Parts | None]
 
 
 def train(call: Call) -> Any:
@@ -74,17 +83,38 @@ def _attempt(call: Call) -> Any:
 
 def _counts_first(call: Call) -> bool:
     memory = call.memory
-    return call.is_cut and (memory.needs_counting or any(map(shares.needs_counting, memory.patterns)))
+    is_needed = memory.needs_counting or _records_first(call)
+    return call.is_cut and (is_needed or any(map(shares.needs_counting, memory.patterns)))
+
+
+def _records_first(call: Call) -> bool:
+    """Are terms recorded while they are counted? torch does not compile what is recorded."""
+    return call.memory.needs_values and call.reach.is_compiled and not call.memory.closes_graph
 
 
 def _count(call: Call, transaction: Transaction) -> _Counted:
     """Runs all pieces forward, keeping no large results, for what their terms divide by."""
     counted: list[PieceWeights] = []
+    parts: list[Parts | None] = []
     for piece in call.feed(copies=True):
-        counted.append(_weigh(call, piece, _run_lightly(call, transaction, piece)))
-        del piece
+        recorder = Recorder() if _records_first(call) else None
+        with recorder or nullcontext():
+            result = _run_lightly(call, transaction, piece)
+        pattern, readings = call.match(piece, result)
+        counted.append(shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result)))
+        parts.append(_parts(recorder, result, pattern, readings))
+        del piece, result
     transaction.snapshot.restore()
-    return _Counted(counted, shares.totals(counted))
+    return _Counted(counted, shares.totals(counted), parts)
+
+
+def _parts(
+    recorder: Recorder | None, result: Returned, pattern: Pattern, readings: list[Reading]
+) -> Parts | None:
+    """What each term of a piece is worth, where that was recorded."""
+    if recorder is None:
+        return None
+    return values.parts(result.losses, recorder.values, pattern.terms, readings)
 
 
 def _run_lightly(call: Call, transaction: Transaction, piece: Piece) -> Returned:
@@ -99,11 +129,6 @@ def _run_lightly(call: Call, transaction: Transaction, piece: Piece) -> Returned
     raise Again
 
 
-def _weigh(call: Call, piece: Piece, result: Returned) -> PieceWeights:
-    pattern, readings = call.match(piece, result)
-    return shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
-
-
 def _run(call: Call, transaction: Transaction, piece: Piece) -> Returned:
     value = call.bound.run(piece.arguments)
     transaction.gradients.check_untouched(call.bound.name)
@@ -111,7 +136,7 @@ def _run(call: Call, transaction: Transaction, piece: Piece) -> Returned:
 
 
 def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted | None) -> _Done:
-    recorder = Recorder() if call.memory.needs_values else None
+    recorder = values.recorder() if call.memory.needs_values and not _records_first(call) else None
     with recorder or nullcontext():
         result = _run(call, transaction, piece)
     if not piece.index or call.memory.has_bare_leaves:
@@ -166,11 +191,11 @@ def _scale(
     except scale.CannotScale as reason:
         call.refuse(str(reason), pattern.losses)
     commons = [plan.common for plan in plans]
-    if recorder is None and (pattern.uses_values or None in commons):
-        call.record_values()
-    parts = None
+    parts = counted.parts[piece.index] if counted else None
     if recorder is not None:
-        parts = values.parts(result.losses, recorder.values, pattern.terms, readings)
+        parts = _parts(recorder, result, pattern, readings)
+    if parts is None and (pattern.uses_values or None in commons):
+        call.record_values()
     return plans, PieceLosses.of(result.losses, commons, weights, factors, parts)
 
 
@@ -187,10 +212,7 @@ def _scale_compiled(
     factors = shares.factors(weights, counted.totals)
     commons = shares.commons(weights, factors, len(call.sizes))
     if weights.pattern.uses_values or None in commons:
-        call.refuse(
-            "a compiled loss has terms with different denominators; return them as a dict of losses",
-            weights.pattern.losses,
-        )
+        call.leave_uncompiled()
     plans = [Plan(common, (), common) for common in commons if common is not None]
     return plans, PieceLosses.of(result.losses, commons, weights, factors, None)
 

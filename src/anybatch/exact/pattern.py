@@ -72,6 +72,7 @@ class Memory:
         structures: The graphs of first pieces that are known to carry a proved pattern.
         needs_counting: Did a call need the denominators of all pieces before its first backward?
         needs_values: Did it need the values of terms?
+        closes_graph: Did a compiler close the graph of a loss whose terms must be told apart?
         keeps_results: Must a forward run keep its results, for gradients inside of the function?
         runs_plainly: Does the function run only without a graph while gradients are disabled?
         has_no_room: Did a probe of two rows run out of memory?
@@ -83,6 +84,7 @@ class Memory:
     structures: set[int] = field(default_factory=set)
     needs_counting: bool = False
     needs_values: bool = False
+    closes_graph: bool = False
     keeps_results: bool = False
     runs_plainly: bool = False
     has_no_room: bool = False

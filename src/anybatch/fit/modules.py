@@ -1,6 +1,8 @@
 """Which modules run in a call, and which of them make one run differ from the next."""
 
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from torch.nn.modules.module import _global_forward_pre_hooks
 
 _KEY = -1
 _watching = threading.local()
+_ON_COMPILED_MODULES = r"Using `torch\.compile\(module\)` when there are global hooks"
 
 
 def batch_norms(modules: Iterable[Module]) -> list[Module]:
@@ -32,6 +35,7 @@ def is_noisy(module: Module) -> bool:
 @contextmanager
 def watching(seen: Callable[[Module], None]) -> Iterator[None]:
     """Calls `seen` with every module of this thread that is about to run forward, each time it does."""
+    _hush_compiler()
     outer = getattr(_watching, "seen", None)
     _watching.seen = seen
     # Under a key that stays the same: torch.compile guards on the keys of global hooks (torch 2.13), and
@@ -43,6 +47,16 @@ def watching(seen: Callable[[Module], None]) -> Iterator[None]:
         _watching.seen = outer
         if outer is None:
             _global_forward_pre_hooks.pop(_KEY, None)
+
+
+def _hush_compiler() -> None:
+    """Filters torch's warning that a global hook sees a compiled module twice: here it may.
+
+    Once, and not around each call: entering and leaving a filter makes Python repeat all other warnings.
+    """
+    known = (message for _, message, *_ in warnings.filters if message is not None)
+    if "torch._dynamo" in sys.modules and all(message.pattern != _ON_COMPILED_MODULES for message in known):
+        warnings.filterwarnings("ignore", _ON_COMPILED_MODULES, UserWarning)
 
 
 def _notify(module: Module, _inputs: Any) -> None:
