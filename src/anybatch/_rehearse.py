@@ -52,7 +52,7 @@ class Rehearser:
         self._devices = devices
         self._mode: _Mode | None = None
         self._needs_results = False
-        self._forms: list[Term] = []
+        self._forms: list[Term] | None = None
         self.notes: list[str] = []
         self.names: tuple[str | None, ...] = ()
 
@@ -91,19 +91,29 @@ class Rehearser:
         Returns:
             The run as it is, where that is the mode.
         """
-        as_is = self._run_lightly(start, stop, False, _Mode.AS_IS)
+        as_is = self._as_is(start, stop)
         self._mode = _Mode.AS_IS
-        if as_is.not_comparable is None:
+        if as_is is not None and as_is.not_comparable is None:
             return as_is
-        self._forms = _forms(as_is)
+        self._forms = None if as_is is None else _forms(as_is)
         helping = (mode for mode in (_Mode.NOISY, _Mode.ALL) if self._helps(start, stop, mode))
         self._mode = next(helping, _Mode.AS_IS)
         return None
 
+    def _as_is(self, start: int, stop: int) -> Rehearsal | None:
+        """A run as it is; None where it fails as BatchNorm does that gets a single row on one of its devices.
+
+        A failure of another kind comes again where it matters.
+        """
+        try:
+            return self._run_lightly(start, stop, False, _Mode.AS_IS)
+        except ValueError:
+            return None
+
     def _helps(self, start: int, stop: int, mode: _Mode) -> bool:
         try:
             run = self._run_lightly(start, stop, False, mode)
-            return run.not_comparable is None and _forms(run) == self._forms
+            return run.not_comparable is None and self._forms in (None, _forms(run))
         except Exception:  # what fails in this mode only (some models return no loss then) is no failure
             return False
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -89,17 +89,16 @@ class HostParallel(nn.DataParallel[nn.Module]):
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
         """Runs each replica on a thread of its own; in turn, as they share the host's random state."""
-        outputs: list[Any] = [None] * len(replicas)
         is_enabled = torch.is_grad_enabled()
 
-        def work(index: int) -> None:
+        def work(index: int) -> Any:
             with torch.set_grad_enabled(is_enabled):
-                outputs[index] = replicas[index](*inputs[index], **kwargs[index])
+                return replicas[index](*inputs[index], **kwargs[index])
 
+        outputs = []
         for index in range(len(replicas)):
-            thread = threading.Thread(target=work, args=(index,))
-            thread.start()
-            thread.join()
+            with ThreadPoolExecutor(1) as thread:
+                outputs.append(thread.submit(work, index).result())
         return outputs
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anybatch
-from anybatch.errors import InexactError
+from anybatch.errors import InexactError, InexactWarning
 
 from .host import HostParallel, put_devices_on_the_host
 
@@ -178,6 +178,28 @@ def test_buffers_and_random_state_are_as_found_after_a_failure() -> None:
     for name, buffer in net.named_buffers():
         assert torch.equal(buffer, before[name]), name
     assert all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(("rows", "ub_size", "devices"), [(24, 4, 3), (16, 3, 2), (8, 2, 2), (30, 5, 3)])
+def test_batch_norm_on_several_devices(rows: int, ub_size: int, devices: int) -> None:
+    """A look at fewer rows, of which a device may get a single one, fails for BatchNorm and not for the call.
+
+    What is trained is what the same pieces give in plain PyTorch, each of which weighs the same here.
+    """
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    model, batch = HostParallel(net, list(range(devices))), _batch(rows)
+    batch["label"].clamp_(min=0)
+    pieces = -(-rows // (ub_size * devices))
+    for x, label in zip(*(value.tensor_split(pieces) for value in batch.values()), strict=True):
+        (_cross_entropy(model, x, label) * len(x) / rows).backward()
+    expected = [parameter.grad for parameter in net.parameters()]
+    net.zero_grad()
+    call = anybatch.apply(["x", "label"], ub_size, device_ids=list(range(devices)))(_cross_entropy)
+    with pytest.warns(InexactWarning, match=r"BatchNorm .* module.1"):
+        call(model, **batch)
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-10)
 
 
 def test_verify_sees_the_cut_of_all_devices() -> None:
