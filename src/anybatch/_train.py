@@ -19,6 +19,7 @@ from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Parts, Recorder
 from anybatch.fit.guard import is_out_of_memory
+from anybatch.fit.modules import has_backward_hooks
 from anybatch.fit.transaction import Transaction
 
 
@@ -62,7 +63,7 @@ def train(call: Call) -> Any:
 def _attempt(call: Call) -> Any:
     transaction = call.transaction()
     with transaction.open():
-        counted = _count(call, transaction) if _counts_first(call) else None
+        counted = _count(call, transaction) if _counts_first(call, transaction) else None
         done: list[_Done] = []
         for piece in call.feed():
             done.append(_piece(call, transaction, piece, counted))
@@ -81,10 +82,16 @@ def _attempt(call: Call) -> Any:
         return result
 
 
-def _counts_first(call: Call) -> bool:
+def _counts_first(call: Call, transaction: Transaction) -> bool:
     memory = call.memory
-    is_needed = memory.needs_counting or _records_first(call)
+    is_needed = memory.needs_counting or _records_first(call) or _shows_gradients(call, transaction)
     return call.is_cut and (is_needed or any(map(shares.needs_counting, memory.patterns)))
+
+
+def _shows_gradients(call: Call, transaction: Transaction) -> bool:
+    """Do hooks of modules see gradients, or change them, before it is known what these are divided by?"""
+    is_known = all(map(shares.is_known, call.memory.patterns))
+    return not is_known and has_backward_hooks(transaction.snapshot.modules)
 
 
 def _records_first(call: Call) -> bool:

@@ -11,7 +11,11 @@ import torch
 from torch.nn import Module, RNNBase
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.nn.modules.module import (
+    _global_backward_hooks,
+    _global_backward_pre_hooks,
+    _global_forward_pre_hooks,
+)
 
 _KEY = -1
 _watching = threading.local()
@@ -30,6 +34,12 @@ def batch_norms(modules: Iterable[Module]) -> list[Module]:
 def is_noisy(module: Module) -> bool:
     """Does the module draw random numbers, or depend on the batch, in training mode only?"""
     return isinstance(module, (_BatchNorm, _DropoutNd, RNNBase))
+
+
+def has_backward_hooks(modules: Iterable[Module]) -> bool:
+    """Does a hook see the gradients that pass through one of the modules?"""
+    own = any(module._backward_hooks or module._backward_pre_hooks for module in modules)
+    return own or bool(_global_backward_hooks or _global_backward_pre_hooks)
 
 
 @contextmanager
