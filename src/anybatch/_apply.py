@@ -62,7 +62,10 @@ def apply(
         batch_dim: The dim that holds rows: an int, or one per dotted path (`"x"`, `"batch.mask"`). None
             declares an entry that is shared by all rows; `"list"` a list with one element per row.
         whole_batch_loss: Not available yet.
-        batch_norm: `"micro"`: statistics over each micro-batch, with a warning.
+        batch_norm: What BatchNorm layers in training mode do. `"micro"`: all as in a mini-batch of the
+            micro-batch's size, with a warning. `"deferred"`: the same, but running statistics are updated
+            once, with those of the mini-batch. `"frozen"`: layers normalise with their running statistics
+            and leave them alone, which is exact.
         scaler: Not available yet.
 
     Returns:
@@ -96,7 +99,7 @@ def apply(
         (torch.Size([]), torch.Size([2, 3]))
     """
     refuse_later_options(ub_size, whole_batch_loss, batch_norm, scaler)
-    checked = settings(batch_names, ub_size, device, device_ids, weight, on_inexact, batch_dim)
+    checked = settings(batch_names, ub_size, device, device_ids, weight, on_inexact, batch_dim, batch_norm)
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         applied = Applied(function, checked)

@@ -22,10 +22,10 @@ from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Memory, Pattern
 from anybatch.exact.reading import Reading
 from anybatch.exact.shares import PieceWeights
+from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses, total
 from anybatch.exact.weights import BatchWeights, Given
 from anybatch.fit.guard import is_out_of_memory
-from anybatch.fit.modules import batch_norms
 from anybatch.fit.reach import Reach
 from anybatch.fit.transaction import Transaction
 from anybatch.memory.device import widest_float
@@ -70,6 +70,7 @@ class Call:
         sizes: The rows of each piece.
         notes: What the attempt under way is to warn about.
         tried: The pieces from which this call has learnt.
+        expected: For each pattern what terms of the whole mini-batch are expected to divide by.
     """
 
     bound: Bound
@@ -82,12 +83,13 @@ class Call:
     sizes: tuple[int, ...] = field(init=False)
     notes: list[str] = field(default_factory=list, init=False)
     tried: set[tuple[int, bool]] = field(default_factory=set, init=False)
+    expected: dict[Pattern, dict[Key, float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.sizes = balanced(self.layout.rows, self.settings.most_rows)
         self._weights = BatchWeights(self.settings.weights, self.layout.cut)
         self._learner = Learner(
-            self.bound, self.layout, self.settings, self._weights, self.memory, self.reach, self.device
+            self.bound, self.layout, self.settings, self._weights, self.memory, self.transaction, self.device
         )
 
     @property
@@ -199,7 +201,9 @@ class Call:
 
     def transaction(self) -> Transaction:
         """A new transaction, not opened yet."""
-        return Transaction(self.reach, self.settings.used_devices(self.device), self.bound.name)
+        norms = self.settings.norms(is_cut=self.is_cut, is_compiled=self.reach.is_compiled)
+        devices = self.settings.used_devices(self.device)
+        return Transaction(self.reach, devices, self.bound.name, norms)
 
     def given(self, names: Sequence[str | None], start: int, stop: int) -> list[Given | None]:
         """What the caller says of rows `start` to `stop`, for each loss."""
@@ -267,17 +271,21 @@ class Call:
                 f"the function changes parameters ({type(module).__name__}.{name}), once per micro-batch and "
                 "in the probe. Take that out of it"
             )
-        norms = batch_norms(transaction.snapshot.modules)
-        if norms:
-            notes.append(
-                "BatchNorm in training mode takes its statistics over each micro-batch, not over the "
-                f"mini-batch ({len(norms)} layers: {_layer_names(self.reach.modules, norms)}). "
-                "Use GroupNorm, or put these layers in eval mode"
-            )
+        notes += self._norm_notes(transaction)
         for note in dict.fromkeys(notes):
             if note not in self.warned:
                 warnings.warn(f"`apply`: {self.bound.name}: {note}.", InexactWarning, stacklevel=2)
                 self.warned.add(note)
+
+    def _norm_notes(self, transaction: Transaction) -> Iterator[str]:
+        """What is to be said of BatchNorm layers."""
+        norms, missed = transaction.norms, transaction.norms.missed()
+        layers = norms.taking_batch_statistics(transaction.snapshot.modules)
+        coupled = [layer for layer in layers if layer not in missed]
+        for found, note in ((coupled, norms.coupled), (missed, norms.out_of_reach)):
+            if found:
+                names = _layer_names(self.reach.modules, found)
+                yield note.format(layers=f"{len(found)} layers: {names}")
 
 
 def _layer_names(roots: Sequence[Module], layers: Sequence[Module]) -> str:

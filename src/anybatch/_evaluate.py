@@ -64,6 +64,7 @@ def _attempt(call: Call) -> Any:
         losses = call.total(pieces, 1.0)
         call.warn(transaction)
         transaction.gradients.roll_back()
+        transaction.norms.commit()
         return answer([one.result for one in done], losses, call.sizes, call.layout.device)
 
 
@@ -98,6 +99,7 @@ def _run(call: Call, transaction: Transaction, piece: Piece, recorder: Recorder 
             arguments = outside_inference(arguments)
         if recorder is not None:
             stack.enter_context(recorder)
+        stack.enter_context(transaction.norms.piece())
         try:
             value = call.bound.run(arguments)
         except RuntimeError as error:

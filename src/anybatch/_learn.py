@@ -1,7 +1,7 @@
 """Learning the pattern of a function's losses: when to probe, on which rows, and what a refusal means."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,7 +17,7 @@ from anybatch.exact.law import Law
 from anybatch.exact.pattern import Memory, weighted
 from anybatch.exact.probe import Refuted, probe
 from anybatch.exact.weights import BatchWeights, Given
-from anybatch.fit.reach import Reach
+from anybatch.fit.transaction import Transaction
 
 _MOST_PROBES = 8
 
@@ -31,7 +31,7 @@ class Learner:
     settings: Settings
     weights: BatchWeights
     memory: Memory
-    reach: Reach
+    transaction: Callable[[], Transaction]
     device: torch.device | None
 
     def learn(self, sizes: Sequence[int], index: int, straddles: bool = False) -> None:
@@ -49,9 +49,8 @@ class Learner:
             return
         self.memory.probes += 1
         most_rows = max(sizes)
-        devices = self.settings.used_devices(self.device)
-        rehearser = Rehearser(self.bound, self.layout, self.device, self.reach, most_rows, devices)
-        cuts = [straddle(sizes, index)] if straddles else spread(sizes, index)
+        rehearser = Rehearser(self.bound, self.layout, self.device, most_rows, self.transaction)
+        cuts = straddle(sizes, index) if straddles else spread(sizes, index)
         first = wide(sizes[index], sum(sizes))
         if first is not None and not self.memory.patterns:
             cuts.insert(0, first)

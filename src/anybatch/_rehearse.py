@@ -1,8 +1,9 @@
 """Forward runs of the user's function that leave no trace: what the probe looks at."""
 
 import enum
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch.nn import Module
@@ -15,8 +16,7 @@ from anybatch.exact.rehearsal import NoRoom, Rehearsal
 from anybatch.exact.terms import Term, unlabelled
 from anybatch.exact.values import Recorder
 from anybatch.fit.guard import is_out_of_memory
-from anybatch.fit.modules import batch_norms, is_noisy, watching
-from anybatch.fit.reach import Reach
+from anybatch.fit.modules import is_noisy, watching
 from anybatch.fit.transaction import Transaction
 
 
@@ -40,16 +40,14 @@ class Rehearser:
         bound: Bound,
         layout: Layout,
         device: torch.device | None,
-        reach: Reach,
         most_rows: int,
-        devices: Sequence[torch.device],
+        transaction: Callable[[], Transaction],
     ) -> None:
         self._bound = bound
         self._layout = layout
         self._device = device
-        self._reach = reach
         self._most_rows = most_rows
-        self._devices = devices
+        self._transaction = transaction
         self._mode: _Mode | None = None
         self._needs_results = False
         self._forms: list[Term] | None = None
@@ -119,17 +117,8 @@ class Rehearser:
 
     def _run(self, start: int, stop: int, keeps: bool, mode: _Mode) -> Rehearsal:
         piece = piece_of(self._layout, start, stop - start, self._device)
-        transaction = Transaction(self._reach, self._devices, self._bound.name)
         recorder = Recorder()
-        with ExitStack() as stack:
-            stack.enter_context(_undone(transaction))
-            stack.enter_context(_in_eval_mode(transaction, mode))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            stack.enter_context(eager())
-            if not keeps:
-                stack.enter_context(light_graph())
-            stack.enter_context(recorder)
+        with self._conditions(mode) as transaction, nullcontext() if keeps else light_graph(), recorder:
             value = self._bound.run(outside_inference(piece.arguments))
             transaction.gradients.check_untouched(self._bound.name)
             result = returned(value, self._bound.name, needs_graph=True)
@@ -138,7 +127,22 @@ class Rehearser:
                 self._note_buffers(transaction)
         inputs = frozenset(id(leaf.leaf) for leaf in piece.inputs)
         self.names = result.names
-        return Rehearsal(result.losses, recorder.values, inputs, not_comparable)
+        # As they are, modules have just been seen to leave nothing behind: their backward does not either.
+        is_as_is = mode is _Mode.AS_IS and not transaction.norms.changes_layers
+        conditions = eager if is_as_is else partial(self._conditions, mode)
+        return Rehearsal(result.losses, recorder.values, inputs, not_comparable, conditions)
+
+    @contextmanager
+    def _conditions(self, mode: _Mode) -> Iterator[Transaction]:
+        """A context in which what runs leaves no trace."""
+        transaction = self._transaction()
+        with ExitStack() as stack:
+            stack.enter_context(_undone(transaction))
+            stack.enter_context(_in_eval_mode(transaction, mode))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(eager())
+            yield transaction
 
     def _note_buffers(self, transaction: Transaction) -> None:
         changed = transaction.snapshot.changed_buffers()
@@ -176,7 +180,7 @@ def _in_eval_mode(transaction: Transaction, mode: _Mode) -> Iterator[None]:
 
 
 def _why_not_comparable(transaction: Transaction) -> str | None:
-    if batch_norms(transaction.snapshot.modules):
+    if transaction.norms.taking_batch_statistics(transaction.snapshot.modules):
         return "BatchNorm uses the statistics of the piece"
     if transaction.snapshot.has_drawn_random_numbers():
         return "the function draws random numbers"

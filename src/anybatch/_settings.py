@@ -10,8 +10,10 @@ import torch
 from anybatch._parallel import parallel_devices
 from anybatch.batch import BatchDim
 from anybatch.errors import BatchError
+from anybatch.exact.batch_norm import FrozenNorms, Norms
+from anybatch.exact.running_statistics import DeferredNorms
 from anybatch.exact.weights import Weights
-from anybatch.memory.device import as_device
+from anybatch.memory.device import as_device, widest_float
 
 _ON_INEXACT = ("raise", "warn", "ignore")
 _BATCH_NORMS = ("micro", "deferred", "frozen", "exact")
@@ -29,6 +31,7 @@ class Settings:
         weights: How pieces weigh.
         on_inexact: What to do when a loss is found not to add up.
         batch_dim: Where the rows are.
+        batch_norm: What BatchNorm layers in training mode do.
     """
 
     batch_names: tuple[str, ...]
@@ -38,6 +41,7 @@ class Settings:
     weights: Weights
     on_inexact: str
     batch_dim: BatchDim
+    batch_norm: str
 
     @property
     def most_rows(self) -> int:
@@ -48,6 +52,12 @@ class Settings:
         """The devices on which a function may draw random numbers whose pieces go to `home`."""
         return [device for device in dict.fromkeys((home, *self.devices)) if device is not None]
 
+    def norms(self, *, is_cut: bool, is_compiled: bool) -> Norms:
+        """What BatchNorm layers do in one call."""
+        if self.batch_norm == "frozen":
+            return FrozenNorms(is_compiled=is_compiled)
+        return DeferredNorms(widest_float) if self.batch_norm == "deferred" and is_cut else Norms()
+
 
 def settings(
     batch_names: Sequence[str],
@@ -57,6 +67,7 @@ def settings(
     weight: Any,
     on_inexact: str,
     batch_dim: BatchDim,
+    batch_norm: str,
 ) -> Settings:
     """Checks the options.
 
@@ -71,12 +82,21 @@ def settings(
         )
     if on_inexact not in _ON_INEXACT:
         raise ValueError(f'`apply`: `on_inexact` is one of {_ON_INEXACT}. Got {on_inexact!r}. Pass "raise".')
+    if batch_norm not in _BATCH_NORMS:
+        raise ValueError(f'`apply`: `batch_norm` is one of {_BATCH_NORMS}. Got {batch_norm!r}. Pass "micro".')
     if isinstance(batch_dim, Mapping):
         batch_dim = dict(batch_dim)
     devices = parallel_devices(device_ids)
     home = as_device(device) or next(iter(devices), None)
     return Settings(
-        names, operator.index(ub_size), home, devices, Weights(weight, names), on_inexact, batch_dim
+        names,
+        operator.index(ub_size),
+        home,
+        devices,
+        Weights(weight, names),
+        on_inexact,
+        batch_dim,
+        batch_norm,
     )
 
 
@@ -84,15 +104,12 @@ def refuse_later_options(ub_size: Any, whole_batch_loss: Any, batch_norm: str, s
     """Refuses what is not built yet.
 
     Raises:
-        ValueError: `batch_norm` is no kind that will be.
         NotImplementedError: An option is asked for that comes later.
     """
-    if batch_norm not in _BATCH_NORMS:
-        raise ValueError(f'`apply`: `batch_norm` is one of {_BATCH_NORMS}. Got {batch_norm!r}. Pass "micro".')
     later = {
         'ub_size="auto"': ub_size == "auto",
         "whole_batch_loss": whole_batch_loss is not None,
-        f"batch_norm={batch_norm!r}": batch_norm != "micro",
+        'batch_norm="exact"': batch_norm == "exact",
         "scaler": scaler is not None,
     }
     asked = [name for name, is_asked in later.items() if is_asked]

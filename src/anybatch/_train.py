@@ -78,7 +78,7 @@ def _attempt(call: Call) -> Any:
         losses = call.total([one.losses for one in done], ratio)
         result = answer([one.result for one in done], losses, call.sizes, call.layout.device)
         call.warn(transaction)
-        transaction.gradients.commit()
+        transaction.commit()
         return result
 
 
@@ -144,7 +144,7 @@ def _run(call: Call, transaction: Transaction, piece: Piece) -> Returned:
 
 def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted | None) -> _Done:
     recorder = values.recorder() if call.memory.needs_values and not _records_first(call) else None
-    with recorder or nullcontext():
+    with recorder or nullcontext(), transaction.norms.piece():
         result = _run(call, transaction, piece)
     if not piece.index or call.memory.has_bare_leaves:
         _look_at_graph(call, transaction, piece, result)
@@ -155,7 +155,7 @@ def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted
         losses = PieceLosses.in_one_piece(result.losses)
     transaction.gradients.make_fresh()
     scale.install(plans)
-    torch.autograd.backward(result.losses, scale.seeds(result.losses, plans))
+    torch.autograd.backward(scale.seeded(result.losses, plans))
     transaction.gradients.look()
     inputs = tuple(leaf.gradient() for leaf in piece.inputs)
     return _Done(
@@ -228,10 +228,12 @@ def _expected(
     call: Call, weights: PieceWeights, names: Sequence[str | None], losses: Sequence[torch.Tensor]
 ) -> dict[Key, float]:
     """What terms of the whole mini-batch are expected to divide by, up to a common scale."""
-    rows = call.layout.rows
-    whole = shares.expected_totals(weights.pattern, rows, len(call.sizes), call.given(names, 0, rows))
-    is_coarse = any(loss.dtype != torch.float64 for loss in losses)
-    return shares.in_exact_factors(weights.pattern, whole) if is_coarse else whole
+    pattern, rows = weights.pattern, call.layout.rows
+    if pattern not in call.expected:
+        whole = shares.expected_totals(pattern, rows, len(call.sizes), call.given(names, 0, rows))
+        is_coarse = any(loss.dtype != torch.float64 for loss in losses)
+        call.expected[pattern] = shares.in_exact_factors(pattern, whole) if is_coarse else whole
+    return call.expected[pattern]
 
 
 def _ratio(call: Call, done: Sequence[_Done], counted: _Counted | None) -> float:

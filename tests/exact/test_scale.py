@@ -40,7 +40,7 @@ class _Problem:
         """The gradients of weight and scale after a backward as planned."""
         planned = self.plan(*factors, pieces=pieces, is_final=is_final)
         scale.install([planned])
-        torch.autograd.backward([self.loss], scale.seeds([self.loss], [planned]))
+        torch.autograd.backward(scale.seeded([self.loss], [planned]))
         return tuple(0.0 if leaf.grad is None else leaf.grad.item() for leaf in (self.weight, self.scale))
 
 

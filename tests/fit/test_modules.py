@@ -10,23 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from anybatch.fit.modules import batch_norms, is_noisy, watching
-
-
-@pytest.mark.parametrize(
-    ("norm", "takes_batch_statistics"),
-    [
-        (nn.BatchNorm1d(2), True),
-        (nn.BatchNorm2d(2).eval(), False),
-        (nn.BatchNorm2d(2, track_running_stats=False).eval(), True),
-        (nn.SyncBatchNorm(2), True),
-        (nn.GroupNorm(1, 2), False),
-        (nn.InstanceNorm1d(2), False),
-    ],
-)
-def test_batch_norms(norm: nn.Module, takes_batch_statistics: bool) -> None:
-    """Only layers that would normalise with the statistics of the batch count."""
-    assert batch_norms([nn.Linear(1, 1), norm]) == ([norm] if takes_batch_statistics else [])
+from anybatch.fit.modules import is_noisy, watching
 
 
 @pytest.mark.parametrize(

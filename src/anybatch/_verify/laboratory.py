@@ -17,8 +17,8 @@ from anybatch._verify.scene import Part, Scene
 from anybatch._verify.subject import Subject, in_double
 from anybatch._verify.switches import Switch, Wiring, switched
 from anybatch.errors import InexactError
+from anybatch.exact.batch_norm import batch_norms
 from anybatch.exact.weights import Weights
-from anybatch.fit.modules import batch_norms
 
 
 @dataclass(frozen=True, eq=False)

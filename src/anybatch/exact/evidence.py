@@ -11,7 +11,7 @@ from anybatch.exact.law import Law
 from anybatch.exact.pattern import Pattern
 from anybatch.exact.reading import OtherGraph, Reading, follow
 from anybatch.exact.rehearsal import Rehearsal
-from anybatch.exact.scale import Plan, install, seeds
+from anybatch.exact.scale import Plan, install, seeded
 from anybatch.exact.terms import Term
 from anybatch.exact.values import parts
 
@@ -155,19 +155,26 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 def gradients(
-    losses: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor], planned: Sequence[Plan] | None
+    run: Rehearsal, leaves: Sequence[torch.Tensor], planned: Sequence[Plan] | None = None, part: float = 1.0
 ) -> list[torch.Tensor]:
-    """The gradients of the losses, scaled as planned, at some leaves. Frees the graphs."""
+    """The gradients of a run's losses, scaled as planned, at some leaves. Frees the graph.
+
+    Args:
+        run: Whose graph to go through.
+        leaves: Where to.
+        planned: How each loss is scaled; None for as it is.
+        part: What is sent through instead of 1. The gradients are divided by it, which makes no difference
+            where backward is linear.
+    """
     if not leaves:
         return []
-    starts = [torch.ones_like(loss) for loss in losses]
     if planned is not None:
         install(planned)
-        starts = seeds(losses, planned)
-    with hooks.aside(leaves):
-        found = torch.autograd.grad(losses, leaves, starts, allow_unused=True)
+    with hooks.aside(leaves), run.conditions(), torch.inference_mode(False), torch.enable_grad():
+        roots = run.losses if planned is None else seeded(run.losses, planned)
+        found = torch.autograd.grad([root * part for root in roots], leaves, allow_unused=True)
     return [
-        torch.zeros_like(leaf) if gradient is None else _dense(gradient)
+        torch.zeros_like(leaf) if gradient is None else _dense(gradient) / part
         for leaf, gradient in zip(leaves, found, strict=True)
     ]
 

@@ -1,8 +1,9 @@
 """A forward run of the user's function that leaves no trace, as `_rehearse.py` provides it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.graph import Node
@@ -17,12 +18,14 @@ class Rehearsal:
         values: Small intermediate results, by node.
         inputs: The ids of leaves that belong to this run alone.
         not_comparable: Why its numbers say nothing about those of another run; None where they do.
+        conditions: A context for its backward, in which a checkpoint runs forward again as it did before.
     """
 
     losses: tuple[torch.Tensor, ...]
     values: Mapping[Node, torch.Tensor]
     inputs: frozenset[int]
     not_comparable: str | None
+    conditions: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 class NoRoom(Exception):

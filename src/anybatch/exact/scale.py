@@ -135,6 +135,12 @@ def _zero(
     return tuple(None if grad is None else torch.zeros_like(grad) for grad in gradients)
 
 
-def seeds(losses: Sequence[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
-    """The gradients with which backward starts, one per loss."""
-    return [torch.full_like(loss, planned.seed) for loss, planned in zip(losses, plans, strict=True)]
+def seeded(losses: Sequence[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
+    """The losses times their seeds, for backward to start from.
+
+    Not the seeds as gradients: to compare their sizes torch imports a library for symbols (2.13).
+    """
+    return [
+        loss if planned.seed == 1.0 else loss * planned.seed
+        for loss, planned in zip(losses, plans, strict=True)
+    ]

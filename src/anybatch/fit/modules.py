@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from torch.compiler import is_compiling
 from torch.nn import Module, RNNBase
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -20,15 +20,6 @@ from torch.nn.modules.module import (
 _KEY = -1
 _watching = threading.local()
 _ON_COMPILED_MODULES = r"Using `torch\.compile\(module\)` when there are global hooks"
-
-
-def batch_norms(modules: Iterable[Module]) -> list[Module]:
-    """Those of the modules that normalise with the statistics of the batch."""
-    return [
-        module
-        for module in modules
-        if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
-    ]
 
 
 def is_noisy(module: Module) -> bool:
@@ -70,8 +61,7 @@ def _hush_compiler() -> None:
 
 
 def _notify(module: Module, _inputs: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    seen = getattr(_watching, "seen", None)
-    if seen is not None:
-        seen(module)
+    if not is_compiling():
+        seen = getattr(_watching, "seen", None)
+        if seen is not None:
+            seen(module)

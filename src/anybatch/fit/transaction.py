@@ -8,6 +8,7 @@ import torch
 from torch.nn import Module
 
 from anybatch.errors import LossError
+from anybatch.exact.batch_norm import Norms
 from anybatch.fit.gradients import Gradients, touched
 from anybatch.fit.modules import watching
 from anybatch.fit.reach import Reach
@@ -17,28 +18,35 @@ from anybatch.fit.snapshot import Snapshot
 class Transaction:
     """The state of one call: gradients, buffers, modes and random states."""
 
-    def __init__(self, reach: Reach, devices: Iterable[torch.device], function: str) -> None:
+    def __init__(
+        self, reach: Reach, devices: Iterable[torch.device], function: str, norms: Norms | None = None
+    ) -> None:
         """Takes note of what is known beforehand.
 
         Args:
             reach: What the function can name. Modules count with their children.
             devices: Whose random state may move.
             function: The name of the user's function, for errors.
+            norms: What BatchNorm layers do meanwhile; None for what they do by themselves.
         """
         self.snapshot = Snapshot(devices)
         self.gradients = Gradients()
+        self.norms = norms or Norms()
         self.function = function
         self._reach = reach
+        self._entered: set[Module] = set()
 
     def enter(self, module: Module) -> None:
         """Takes note of a module and its children, before it runs: it may change a child that does not."""
-        if module not in self.snapshot:
+        if module not in self._entered:
             for part in module.modules():
                 self._enter_one(part)
 
     def _enter_one(self, module: Module) -> None:
-        if module not in self.snapshot:
+        if module not in self._entered:
+            self._entered.add(module)
             self.snapshot.add(module)
+            self.norms.enter(module)
             kind = type(module).__name__
             self.gradients.watch(
                 (f"{kind}.{name}", leaf) for name, leaf in module._parameters.items() if leaf is not None
@@ -63,7 +71,15 @@ class Transaction:
             if is_explained:
                 raise LossError(touched(self.function, "a parameter")) from error
             raise
+        finally:
+            self.norms.close()
+
+    def commit(self) -> None:
+        """Keeps what the call computed: gradients and running statistics."""
+        self.norms.commit()
+        self.gradients.commit()
 
     def roll_back(self) -> None:
+        self.norms.close()
         self.gradients.roll_back()
         self.snapshot.restore()
