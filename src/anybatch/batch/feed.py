@@ -1,11 +1,19 @@
 """Hand out the micro-batches one after another, on the device where they are computed.
 
-A piece is built when it is asked for and forgotten when it is handed out: nothing here keeps one alive (rule
-4). A consumer that asks for the next piece while it holds the current one has two on the device, never more.
+A piece is forgotten when it is handed out: nothing here keeps one alive (Rule 4). It is built when it is
+asked for; on an accelerator that copies while it computes, when the one before it is asked for::
+
+    host      copy 0   copy 1   hand 0 out ..........   copy 2   hand 1 out ..........
+    copies    [--0--]  [--1--]                          [--2--]
+    computes                    [------- 0 -------]              [------- 1 -------]
+
+So the device holds the current piece, the next one, and what it has not finished of the one before.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +23,7 @@ from anybatch.batch.containers import map_tensors
 from anybatch.batch.inputs import InputLeaf
 from anybatch.batch.layout import Layout
 from anybatch.batch.parts import Taker
+from anybatch.memory.copies import CopyStream, copy_stream
 from anybatch.memory.device import copies_asynchronously
 
 
@@ -56,7 +65,15 @@ def feed(
         raise ValueError(
             f"`feed`: sizes must be at least 1 and add up to {layout.rows} rows. Got {tuple(sizes)}."
         )
-    return _pieces(layout, sizes, device, copies)
+    shared: dict[int, Tensor] = {}
+    starts = list(accumulate(sizes, initial=0))
+    stream = copy_stream(device) if len(sizes) > 1 else None
+
+    def build(index: int) -> Piece:
+        mover = _Mover(device, starts[index], shared, copies, stream)
+        return _piece(layout, index, starts[index], sizes[index], mover)
+
+    return map(build, range(len(sizes))) if stream is None else _ahead(build, len(sizes), stream)
 
 
 def piece_of(layout: Layout, start: int, rows: int, device: torch.device | None) -> Piece:
@@ -73,15 +90,28 @@ def _without_inference(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _pieces(
-    layout: Layout, sizes: Sequence[int], device: torch.device | None, copies: bool
-) -> Iterator[Piece]:
-    shared: dict[int, Tensor] = {}
-    start = 0
-    for index, rows in enumerate(sizes):
-        # No local name may hold the piece: it would live on while the consumer waits for the next one.
-        yield _piece(layout, index, start, rows, _Mover(device, start, shared, copies))
-        start += rows
+def _ahead(build: Callable[[int], Piece], pieces: int, stream: CopyStream) -> Iterator[Piece]:
+    """Builds each piece on the copy stream before the piece in front of it is handed out."""
+    coming: deque[tuple[Piece, torch.Event]] = deque()
+    for index in range(pieces + 1):
+        if index < pieces:
+            with stream.entered():
+                coming.append((build(index), stream.mark()))
+        if index:
+            # No local name may hold the piece: it would live on while the consumer works with it.
+            yield _handed_over(*coming.popleft(), stream)
+
+
+def _handed_over(piece: Piece, mark: torch.Event, stream: CopyStream) -> Piece:
+    tensors: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    map_tensors(piece.arguments, note)
+    stream.hand_over(mark, tensors)
+    return piece
 
 
 def _piece(layout: Layout, index: int, start: int, rows: int, mover: "_Mover") -> Piece:
@@ -93,25 +123,30 @@ class _Mover(Taker):
     """Takes tensors to the device and stands a leaf in for each one that requires grad."""
 
     def __init__(
-        self, device: torch.device | None, start: int, shared: dict[int, Tensor], copies: bool = False
+        self,
+        device: torch.device | None,
+        start: int,
+        shared: dict[int, Tensor],
+        copies: bool = False,
+        stream: CopyStream | None = None,
     ) -> None:
         self._device = device
         self._copies = copies
         self._start = start
         self._shared = shared
+        self._stream = stream
         self.inputs: list[InputLeaf] = []
 
     def rows_of(self, source: Tensor, dim: int, start: int, rows: int) -> Tensor:
-        taken = self._moved(source.detach().narrow(dim, start, rows))
-        return self._stand_in(source, self._copied(taken, source), dim)
+        return self._stand_in(source, self._moved(source.detach().narrow(dim, start, rows), source), dim)
 
     def element(self, source: Tensor) -> Tensor:
-        return self._stand_in(source, self._copied(self._moved(source), source), None)
+        return self._stand_in(source, self._moved(source, source), None)
 
     def shared(self, source: Tensor) -> Tensor:
         # Moved once for all pieces: it is no piece's own, so keeping it does not grow with the mini-batch.
         if id(source) not in self._shared:
-            self._shared[id(source)] = self._copied(self._moved(source), source)
+            self._shared[id(source)] = self._moved(source, source)
         return self._stand_in(source, self._shared[id(source)], None)
 
     def _stand_in(self, source: Tensor, taken: Tensor, dim: int | None) -> Tensor:
@@ -121,13 +156,23 @@ class _Mover(Taker):
         self.inputs.append(InputLeaf(source, leaf, dim, 0 if dim is None else self._start))
         return leaf
 
+    def _moved(self, taken: Tensor, source: Tensor) -> Tensor:
+        """What was taken of the source, on the device; a copy where that is wanted."""
+        if self._stream is None:
+            return self._copied(self._sent(taken), source)
+        if self._stream.can_send(taken):
+            return self._stream.send(taken)
+        # Read from where the device computes, and maybe written there just before.
+        with self._stream.left():
+            return self._copied(self._sent(taken), source)
+
+    def _sent(self, taken: Tensor) -> Tensor:
+        if self._device is None or taken.device == self._device:
+            return taken
+        with torch.no_grad():
+            is_safe = copies_asynchronously(self._device) and taken.is_pinned()
+            return taken.to(self._device, non_blocking=is_safe)
+
     def _copied(self, taken: Tensor, source: Tensor) -> Tensor:
         is_view = self._copies and taken.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
         return taken.detach().clone() if is_view else taken
-
-    def _moved(self, source: Tensor) -> Tensor:
-        if self._device is None or source.device == self._device:
-            return source
-        with torch.no_grad():
-            is_safe = copies_asynchronously(self._device) and source.is_pinned()
-            return source.to(self._device, non_blocking=is_safe)
