@@ -112,7 +112,6 @@ LATER: dict[str, dict[str, Any]] = {
     "ub_size": {"ub_size": "auto"},
     "whole_batch_loss": {"whole_batch_loss": torch.mean},
     "batch_norm exact": {"batch_norm": "exact"},
-    "scaler": {"scaler": torch.amp.GradScaler("cpu")},
 }
 
 

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 from torch.nn import Module
 
 from anybatch._call import Call
@@ -33,7 +34,7 @@ def apply(
     batch_dim: BatchDim = 0,
     whole_batch_loss: Callable[..., Any] | None = None,
     batch_norm: str = "micro",
-    scaler: Any = None,
+    scaler: GradScaler | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Runs a training function in micro-batches, with the gradient of the whole mini-batch.
 
@@ -66,7 +67,8 @@ def apply(
             micro-batch's size, with a warning. `"deferred"`: the same, but running statistics are updated
             once, with those of the mini-batch. `"frozen"`: layers normalise with their running statistics
             and leave them alone, which is exact.
-        scaler: Not available yet.
+        scaler: A `torch.amp.GradScaler`. Backward runs on scaled losses, and gradients stay scaled, for
+            its `unscale_` and `step`; the loss that the call returns is not scaled.
 
     Returns:
         A decorator. The decorated function returns the loss of the whole mini-batch, detached, or a tuple
@@ -98,8 +100,10 @@ def apply(
         >>> loss.shape, model.weight.grad.shape
         (torch.Size([]), torch.Size([2, 3]))
     """
-    refuse_later_options(ub_size, whole_batch_loss, batch_norm, scaler)
-    checked = settings(batch_names, ub_size, device, device_ids, weight, on_inexact, batch_dim, batch_norm)
+    refuse_later_options(ub_size, whole_batch_loss, batch_norm)
+    checked = settings(
+        batch_names, ub_size, device, device_ids, weight, on_inexact, batch_dim, batch_norm, scaler
+    )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         applied = Applied(function, checked)

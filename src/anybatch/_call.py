@@ -7,6 +7,7 @@ count first) is rolled back, what is missing is learnt, and it is made again.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -178,6 +179,22 @@ class Call:
             if (index, False) not in self.tried and all(one.weights):
                 raise Again(index)
 
+    def check_forms(self, weights: Sequence[PieceWeights]) -> None:
+        """Goes back to the probe where two neighbours have different terms, to look at both together.
+
+        One may have nothing to count. Or the loss is switched by its own value.
+
+        Raises:
+            Again: There are such neighbours, and no two like them were looked at yet.
+        """
+        if self.settings.on_inexact == "ignore":
+            return
+        for index, (one, other) in enumerate(pairwise(weights), start=1):
+            pair = frozenset((one.pattern.terms, other.pattern.terms))
+            if len(pair) > 1 and pair not in self.memory.compared:
+                self.memory.compared.add(pair)
+                raise Again(index, straddles=True)
+
     def check_departure(self, weights: Sequence[PieceWeights]) -> None:
         """Goes back to the probe where a piece divides by more or less per row than all rows before it.
 
@@ -203,7 +220,7 @@ class Call:
         """A new transaction, not opened yet."""
         norms = self.settings.norms(is_cut=self.is_cut, is_compiled=self.reach.is_compiled)
         devices = self.settings.used_devices(self.device)
-        return Transaction(self.reach, devices, self.bound.name, norms)
+        return Transaction(self.reach, devices, self.bound.name, norms, self.settings.scaler)
 
     def given(self, names: Sequence[str | None], start: int, stop: int) -> list[Given | None]:
         """What the caller says of rows `start` to `stop`, for each loss."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.amp import GradScaler
 
 from anybatch._parallel import parallel_devices
 from anybatch.batch import BatchDim
@@ -32,6 +33,7 @@ class Settings:
         on_inexact: What to do when a loss is found not to add up.
         batch_dim: Where the rows are.
         batch_norm: What BatchNorm layers in training mode do.
+        scaler: What scales the losses for backward.
     """
 
     batch_names: tuple[str, ...]
@@ -42,6 +44,7 @@ class Settings:
     on_inexact: str
     batch_dim: BatchDim
     batch_norm: str
+    scaler: GradScaler | None
 
     @property
     def most_rows(self) -> int:
@@ -68,6 +71,7 @@ def settings(
     on_inexact: str,
     batch_dim: BatchDim,
     batch_norm: str,
+    scaler: Any,
 ) -> Settings:
     """Checks the options.
 
@@ -84,6 +88,10 @@ def settings(
         raise ValueError(f'`apply`: `on_inexact` is one of {_ON_INEXACT}. Got {on_inexact!r}. Pass "raise".')
     if batch_norm not in _BATCH_NORMS:
         raise ValueError(f'`apply`: `batch_norm` is one of {_BATCH_NORMS}. Got {batch_norm!r}. Pass "micro".')
+    if not (scaler is None or isinstance(scaler, GradScaler)):
+        raise ValueError(
+            f"`apply`: `scaler` is a `torch.amp.GradScaler`. Got {type(scaler).__name__}. Pass one, or None."
+        )
     if isinstance(batch_dim, Mapping):
         batch_dim = dict(batch_dim)
     devices = parallel_devices(device_ids)
@@ -97,10 +105,11 @@ def settings(
         on_inexact,
         batch_dim,
         batch_norm,
+        scaler,
     )
 
 
-def refuse_later_options(ub_size: Any, whole_batch_loss: Any, batch_norm: str, scaler: Any) -> None:
+def refuse_later_options(ub_size: Any, whole_batch_loss: Any, batch_norm: str) -> None:
     """Refuses what is not built yet.
 
     Raises:
@@ -110,7 +119,6 @@ def refuse_later_options(ub_size: Any, whole_batch_loss: Any, batch_norm: str, s
         'ub_size="auto"': ub_size == "auto",
         "whole_batch_loss": whole_batch_loss is not None,
         'batch_norm="exact"': batch_norm == "exact",
-        "scaler": scaler is not None,
     }
     asked = [name for name, is_asked in later.items() if is_asked]
     if asked:

@@ -22,6 +22,8 @@ from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import has_backward_hooks
 from anybatch.fit.transaction import Transaction
 
+_LARGEST_STEP = 4.0
+
 
 @dataclass(frozen=True, eq=False)
 class _Done:
@@ -71,8 +73,9 @@ def _attempt(call: Call) -> Any:
         if call.is_cut:
             weights = [one.losses.weights for one in done if one.losses.weights is not None]
             call.check_proof(weights)
+            call.check_forms(weights)
             call.check_departure(weights)
-        ratio = _ratio(call, done, counted) if call.is_cut else 1.0
+        ratio = _ratio(call, transaction, done, counted) if call.is_cut else 1.0
         transaction.gradients.rescale(ratio)
         _give_input_gradients(transaction, done, ratio)
         losses = call.total([one.losses for one in done], ratio)
@@ -104,15 +107,22 @@ def _count(call: Call, transaction: Transaction) -> _Counted:
     counted: list[PieceWeights] = []
     parts: list[Parts | None] = []
     for piece in call.feed(copies=True):
-        recorder = Recorder() if _records_first(call) else None
-        with recorder or nullcontext():
-            result = _run_lightly(call, transaction, piece)
-        pattern, readings = call.match(piece, result)
-        counted.append(shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result)))
-        parts.append(_parts(recorder, result, pattern, readings))
-        del piece, result
+        weights, worth = _weigh(call, transaction, piece)
+        counted.append(weights)
+        parts.append(worth)
+        del piece
     transaction.snapshot.restore()
     return _Counted(counted, shares.totals(counted), parts)
+
+
+def _weigh(call: Call, transaction: Transaction, piece: Piece) -> tuple[PieceWeights, Parts | None]:
+    """Runs a piece forward, of which nothing is kept but what its terms divide by, and are worth."""
+    recorder = Recorder() if _records_first(call) else None
+    with recorder or nullcontext():
+        result = _run_lightly(call, transaction, piece)
+    pattern, readings = call.match(piece, result)
+    weights = shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
+    return weights, _parts(recorder, result, pattern, readings)
 
 
 def _parts(
@@ -146,6 +156,8 @@ def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted
     recorder = values.recorder() if call.memory.needs_values and not _records_first(call) else None
     with recorder or nullcontext(), transaction.norms.piece():
         result = _run(call, transaction, piece)
+    if not piece.index:
+        transaction.scaler.check_unscaled(result.losses, call.bound.name)
     if not piece.index or call.memory.has_bare_leaves:
         _look_at_graph(call, transaction, piece, result)
     if call.is_cut:
@@ -155,7 +167,7 @@ def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted
         losses = PieceLosses.in_one_piece(result.losses)
     transaction.gradients.make_fresh()
     scale.install(plans)
-    torch.autograd.backward(scale.seeded(result.losses, plans))
+    torch.autograd.backward(scale.seeded(transaction.scaler.scaled(result.losses), plans))
     transaction.gradients.look()
     inputs = tuple(leaf.gradient() for leaf in piece.inputs)
     return _Done(
@@ -236,8 +248,12 @@ def _expected(
     return call.expected[pattern]
 
 
-def _ratio(call: Call, done: Sequence[_Done], counted: _Counted | None) -> float:
-    """What is left to multiply gradients with, after all pieces."""
+def _ratio(call: Call, transaction: Transaction, done: Sequence[_Done], counted: _Counted | None) -> float:
+    """What is left to multiply gradients with, after all pieces.
+
+    Scaled losses are to reach backward at about the size that they have in the mini-batch: too large they
+    overflow, too small they vanish.
+    """
     weights = [one.losses.weights for one in done if one.losses.weights is not None]
     ratio = 1.0 if counted is not None else _correction(call, done, weights)
     slack = max(1e-12, *(8 * torch.finfo(loss.dtype).eps for loss in done[0].losses.losses))
@@ -248,6 +264,9 @@ def _ratio(call: Call, done: Sequence[_Done], counted: _Counted | None) -> float
             "what is the same for every piece can't be shared out among them; return it in a dict of losses",
             len(done[0].losses.losses),
         )
+    is_far = not 1 / _LARGEST_STEP <= abs(ratio) <= _LARGEST_STEP
+    if is_far and counted is None and transaction.scaler.is_on:
+        call.count_first()
     return ratio
 
 

@@ -6,7 +6,7 @@ afterwards is this run's.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -90,7 +90,7 @@ def in_pieces(subject: Subject, scene: Scene) -> Outcome:
         InexactError: The loss is found not to add up.
     """
     scene.strip()
-    call = Applied(_looked_at(subject.function, scene), subject.settings)
+    call = Applied(_looked_at(subject.function, scene), replace(subject.settings, scaler=None))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", InexactWarning)
         answer = call(*subject.arguments.args, **subject.arguments.kwargs)

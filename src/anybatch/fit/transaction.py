@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Self
 
 import torch
+from torch.amp import GradScaler
 from torch.nn import Module
 
 from anybatch.errors import LossError
@@ -12,6 +13,7 @@ from anybatch.exact.batch_norm import Norms
 from anybatch.fit.gradients import Gradients, touched
 from anybatch.fit.modules import watching
 from anybatch.fit.reach import Reach
+from anybatch.fit.scaler import LossScaler
 from anybatch.fit.snapshot import Snapshot
 
 
@@ -19,7 +21,12 @@ class Transaction:
     """The state of one call: gradients, buffers, modes and random states."""
 
     def __init__(
-        self, reach: Reach, devices: Iterable[torch.device], function: str, norms: Norms | None = None
+        self,
+        reach: Reach,
+        devices: Iterable[torch.device],
+        function: str,
+        norms: Norms | None = None,
+        scaler: GradScaler | None = None,
     ) -> None:
         """Takes note of what is known beforehand.
 
@@ -28,10 +35,12 @@ class Transaction:
             devices: Whose random state may move.
             function: The name of the user's function, for errors.
             norms: What BatchNorm layers do meanwhile; None for what they do by themselves.
+            scaler: The caller's scaler of losses.
         """
         self.snapshot = Snapshot(devices)
         self.gradients = Gradients()
         self.norms = norms or Norms()
+        self.scaler = LossScaler(scaler)
         self.function = function
         self._reach = reach
         self._entered: set[Module] = set()
@@ -82,4 +91,5 @@ class Transaction:
     def roll_back(self) -> None:
         self.norms.close()
         self.gradients.roll_back()
+        self.scaler.restore()
         self.snapshot.restore()
