@@ -65,8 +65,9 @@ def _total(pieces: Sequence[PieceLosses], root: int, rows: int, ratio: float, wi
     counted = [(piece.losses[root], factor) for piece in pieces if (factor := piece.commons[root])]
     if not counted:
         return torch.zeros_like(first)
-    values = torch.stack([loss.to(wide) * factor for loss, factor in counted])
-    return (values.sum() * ratio).to(first.dtype)
+    losses, factors = zip(*counted, strict=True)
+    values = torch.stack(losses).to(wide)
+    return ((values * values.new_tensor(factors)).sum() * ratio).to(first.dtype)
 
 
 def _adds_up_by_parts(pieces: Sequence[PieceLosses], root: int) -> bool:

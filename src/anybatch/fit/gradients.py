@@ -49,8 +49,9 @@ class _Leaf:
     def coalesce(self) -> None:
         """Adds up what a sparse gradient holds of one row: it would grow with the mini-batch (Rule 4)."""
         tensor = self.reference()
-        if tensor is not None and tensor.grad is not None and tensor.grad.layout == torch.sparse_coo:
+        if tensor is not None and tensor.grad is not None:
             tensor.grad = tensor.grad.coalesce()
+            self.look()
 
     def gradient(self) -> Tensor | None:
         tensor = self.reference()
@@ -122,8 +123,9 @@ class Gradients:
     def look(self) -> None:
         """Remembers how gradients look after a backward, for the next `check_untouched`."""
         for leaf in self._leaves.values():
-            leaf.coalesce()
             leaf.look()
+            if leaf.seen is not None and leaf.seen.layout is torch.sparse_coo:
+                leaf.coalesce()
 
     def rescale(self, ratio: float) -> None:
         """Multiplies what was accumulated."""

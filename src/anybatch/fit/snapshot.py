@@ -48,9 +48,8 @@ class Snapshot:
         for name, parameter in module._parameters.items():
             if parameter is not None and not is_lazy(parameter) and not parameter.is_inference():
                 self._parameters[module, name] = parameter, parameter._version
-        with torch.no_grad():
-            for name, tensor in module._buffers.items():
-                self._buffers[module, name] = _recorded(tensor)
+        for name, tensor in module._buffers.items():
+            self._buffers[module, name] = _recorded(tensor)
 
     @property
     def modules(self) -> list[Module]:
@@ -104,7 +103,8 @@ def _is_same(left: Any, right: Any) -> bool:
 def _recorded(tensor: Tensor | None) -> _Buffer:
     if tensor is None or tensor.is_inference():
         return _Buffer(tensor, None)
-    return _Buffer(tensor, tensor.detach().clone())
+    with torch.no_grad():
+        return _Buffer(tensor, tensor.detach().clone())
 
 
 def _has_changed(module: Module, name: str, buffer: _Buffer) -> bool:
