@@ -4,26 +4,25 @@ A call runs in attempts. One that meets something that it had to know before (an
 count first) is rolled back, what is missing is learnt, and it is made again.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
-from torch.nn import Module
 
 from anybatch._learn import Learner
 from anybatch._run import Bound, Returned
 from anybatch._settings import Settings
+from anybatch._warn import side_effects, warn_once
 from anybatch.batch import Layout, Piece, balanced, feed
-from anybatch.errors import InexactError, InexactWarning
+from anybatch.errors import InexactError
 from anybatch.exact import correction, graph
 from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Memory, Pattern
 from anybatch.exact.reading import Reading
 from anybatch.exact.shares import PieceWeights
-from anybatch.exact.terms import Key
+from anybatch.exact.terms import Key, Term
 from anybatch.exact.total import PieceLosses, total
 from anybatch.exact.weights import BatchWeights, Given
 from anybatch.fit.guard import is_out_of_memory
@@ -104,6 +103,7 @@ class Call:
         Raises:
             InexactError: None does.
         """
+        seen: set[tuple[int, bool, frozenset[tuple[Term, ...]]]] = set()
         for _ in range(_MOST_ATTEMPTS):
             self.notes.clear()
             try:
@@ -115,11 +115,14 @@ class Call:
                     error.add_note(self._advice())
                 raise
             # Outside the except block, whose traceback would keep the attempt's tensors alive.
-            if index is not None:
-                self.learn(index, straddles)
-        cause = (
-            f"in each of {_MOST_ATTEMPTS} attempts a piece had a loss of a form that rows before did not have"
-        )
+            if index is None:
+                continue
+            known = frozenset(pattern.terms for pattern in self.memory.patterns)
+            if (index, straddles, known) in seen:
+                break
+            seen.add((index, straddles, known))
+            self.learn(index, straddles)
+        cause = "the loss has a form on some rows that neither these nor rows beside them explain"
         raise InexactError(
             "`apply`: the pieces of a mini-batch have losses of forms that can be learnt. "
             f'Got from {self.bound.name}: {cause}. Give `weight=`, for example "rows".',
@@ -280,33 +283,6 @@ class Call:
         """Says, once per function, what may make the result differ; before anything is committed."""
         if not self.is_cut or self.settings.on_inexact == "ignore":
             return
-        notes = [*self.notes, *(note for pattern in self.memory.patterns for note in pattern.warnings)]
-        changed = transaction.snapshot.changed_parameters()
-        if changed:
-            module, name = changed[0]
-            notes.append(
-                f"the function changes parameters ({type(module).__name__}.{name}), once per micro-batch and "
-                "in the probe. Take that out of it"
-            )
-        notes += self._norm_notes(transaction)
-        for note in dict.fromkeys(notes):
-            if note not in self.warned:
-                warnings.warn(f"`apply`: {self.bound.name}: {note}.", InexactWarning, stacklevel=2)
-                self.warned.add(note)
-
-    def _norm_notes(self, transaction: Transaction) -> Iterator[str]:
-        """What is to be said of BatchNorm layers."""
-        norms, missed = transaction.norms, transaction.norms.missed()
-        layers = norms.taking_batch_statistics(transaction.snapshot.modules)
-        coupled = [layer for layer in layers if layer not in missed]
-        for found, note in ((coupled, norms.coupled), (missed, norms.out_of_reach)):
-            if found:
-                names = _layer_names(self.reach.modules, found)
-                yield note.format(layers=f"{len(found)} layers: {names}")
-
-
-def _layer_names(roots: Sequence[Module], layers: Sequence[Module]) -> str:
-    """The layers' names in their models, the first few of them."""
-    known = {module: name for root in roots for name, module in root.named_modules()}
-    names = [known.get(layer) or type(layer).__name__ for layer in layers]
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+        learnt = (note for pattern in self.memory.patterns for note in pattern.warnings)
+        seen = side_effects(transaction, self.reach.modules)
+        warn_once(self.bound.name, (*self.notes, *learnt, *seen), self.warned)

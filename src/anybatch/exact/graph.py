@@ -89,7 +89,7 @@ class Outline:
 
 
 def outline(roots: Sequence[torch.Tensor]) -> Outline:
-    """Looks through the graph below the given tensors, which all require grad; a third of the time of `read`."""
+    """Looks through the graph below tensors that require grad, in a third of the time of `read`."""
     # The nodes in depth-first preorder, written down with the places of those that were met before: nothing
     # else has the same record.
     places: dict[Node, int] = {}
