@@ -138,8 +138,10 @@ def _visit(top: Node, places: dict[Node, int], nodes: list[Node], edges: list[tu
 
 
 def shapes(node: Node) -> Shapes:
-    """The shapes of the node's forward outputs."""
-    return tuple(tuple(meta.shape) for meta in node._input_metadata)
+    """The shapes of the node's forward outputs; -1 is the ragged dim of a nested tensor."""
+    return tuple(
+        tuple([dim if type(dim) is int else -1 for dim in meta.shape]) for meta in node._input_metadata
+    )
 
 
 def lowest_precision(nodes: Iterable[Node]) -> torch.dtype:
