@@ -202,6 +202,27 @@ def test_batch_norm_on_several_devices(rows: int, ub_size: int, devices: int) ->
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-10)
 
 
+def test_frozen_batch_norm_on_several_devices_is_exact() -> None:
+    """Layers of all replicas normalise with the running statistics, and leave them alone."""
+    net, batch = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(), _batch(17)
+    expected = torch.autograd.grad(_cross_entropy(net.eval(), **batch), list(net.parameters()))
+    net.train()
+    call = anybatch.apply(["x", "label"], 5, device_ids=[0, 1], batch_norm="frozen")(_cross_entropy)
+    call(HostParallel(net, [0, 1]), **batch)
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-10, atol=1e-10)
+    assert int(net[1].num_batches_tracked) == 0
+    assert net[1].training
+
+
+def test_deferred_statistics_on_several_devices_are_said_to_be_out_of_reach() -> None:
+    """Replicas track statistics of their own, which can't be pooled: said, with the layer's name (Rule 8)."""
+    net, batch = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(), _batch(16)
+    call = anybatch.apply(["x", "label"], 4, device_ids=[0, 1], batch_norm="deferred")(_cross_entropy)
+    with pytest.warns(InexactWarning, match=r"replicas is out of reach .* module.1"):
+        call(HostParallel(net, [0, 1]), **batch)
+
+
 def test_verify_sees_the_cut_of_all_devices() -> None:
     """`verify` compares the pieces that the devices share with the whole, and finds them equal."""
     call = anybatch.apply(["x", "label"], 2, device_ids=[0, 1])(_cross_entropy)
