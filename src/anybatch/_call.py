@@ -86,7 +86,7 @@ class Call:
     expected: dict[Pattern, dict[Key, float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.sizes = balanced(self.layout.rows, self.settings.most_rows)
+        self.sizes = balanced(self.layout.rows, self.settings.most_rows, self.layout.amounts)
         self._weights = BatchWeights(self.settings.weights, self.layout.cut)
         self._learner = Learner(
             self.bound, self.layout, self.settings, self._weights, self.memory, self.transaction, self.device

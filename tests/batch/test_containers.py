@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pack_sequence
 
 from anybatch.batch import lay_out, register
 from anybatch.batch.containers import (
@@ -200,11 +199,6 @@ def test_batch_encoding_keeps_its_tokens_with_their_rows() -> None:
 def test_what_is_no_container_is_left_closed(value: Any) -> None:
     """Scalars, tensors, shapes, sets, ranges and classes are not opened."""
     assert container_of(value) is None
-
-
-def test_packed_sequence_is_no_named_tuple_of_entries() -> None:
-    """A packed sequence interleaves its rows, so that its fields can't be cut one by one."""
-    assert container_of(pack_sequence([torch.ones(2), torch.ones(1)])) is None
 
 
 class Graphs:

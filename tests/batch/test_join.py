@@ -196,10 +196,20 @@ def test_joined_outputs_have_no_graph() -> None:
     assert not any(tensor.requires_grad for tensor in tensors)
 
 
-def test_sparse_outputs_come_back_one_by_one() -> None:
-    """Tensors without strides are not joined."""
-    outputs = [torch.ones(rows, 2).to_sparse() for rows in SIZES]
-    assert [entry.layout for entry in join(outputs, SIZES, None)] == [torch.sparse_coo] * 3
+def test_outputs_without_rows_come_back_one_by_one() -> None:
+    """Tensors that are neither dense nor of a kind that can be cut are not joined."""
+    outputs = [torch.ones(rows, 2).to_mkldnn() for rows in SIZES]
+    assert [entry.layout for entry in join(outputs, SIZES, None)] == [torch._mkldnn] * 3
+
+
+def test_outputs_cut_as_one_with_other_rows_come_back_one_by_one() -> None:
+    """A sparse output that hasn't the piece's rows is not joined, nor one beside outputs of other kinds."""
+    others = [torch.ones(rows + 1, 2).to_sparse() for rows in SIZES]
+    mixed = [torch.ones(rows, 2) for rows in SIZES[:-1]] + [torch.ones(SIZES[-1], 2).to_sparse()]
+    for outputs in (others, mixed):
+        joined = join(outputs, SIZES, None)
+        assert isinstance(joined, list)
+        assert [entry.layout for entry in joined] == [output.layout for output in outputs]
 
 
 def test_detach_lets_the_graph_die() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
 
 from anybatch.batch import lay_out
 from anybatch.errors import BatchError
@@ -119,30 +120,42 @@ def test_unknown_kind_as_long_as_the_batch_is_refused_at_any_depth() -> None:
     assert lay_out({"batch": batch}, batch_dim={"batch.odd": None}).cut(0, 2)["batch"]["odd"] is batch["odd"]
 
 
-@pytest.mark.parametrize(
-    ("tensor", "kind"),
-    [
-        (torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "nested"),
-        (torch.eye(3).to_sparse(), "sparse_coo"),
-    ],
-    ids=["jagged", "sparse"],
-)
 @pytest.mark.parametrize("nested", [False, True])
-def test_tensor_without_strides_is_refused(tensor: torch.Tensor, kind: str, nested: bool) -> None:
-    """Nested and sparse tensors are refused by name, unless they are declared shared."""
+@pytest.mark.parametrize(
+    ("make", "kind", "way_out"),
+    [
+        (lambda: torch.eye(3).to_sparse_csr(), "sparse_csr tensor", "x.to_sparse_coo()"),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+            "nested strided",
+            "torch.jagged",
+        ),
+    ],
+    ids=["csr", "nested"],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+def test_tensor_without_rows_is_refused(
+    make: Callable[[], torch.Tensor], kind: str, way_out: str, nested: bool
+) -> None:
+    """Tensors that can't be cut are refused by name, with what can, unless they are declared shared."""
+    tensor = make()
     arguments: dict[str, Any] = {"batch": {"odd": tensor}} if nested else {"odd": tensor}
     path = "batch.odd" if nested else "odd"
-    _assert_refused({"x": torch.ones(3), **arguments}, path, kind)
+    _assert_refused({"x": torch.ones(3), **arguments}, path, kind, way_out)
     layout = lay_out({"x": torch.ones(3), **arguments}, batch_dim={path: None})
     piece = layout.cut(0, 2)
     assert (piece["batch"]["odd"] if nested else piece["odd"]) is tensor
 
 
-def test_packed_sequence_is_refused() -> None:
-    """Rows that are interleaved can't be cut."""
-    packed = pack_sequence([torch.ones(2), torch.ones(1)])
-    _assert_refused({"x": torch.ones(2), "packed": packed}, "packed is a PackedSequence")
-    _assert_refused({"batch": {"x": torch.ones(2), "packed": packed}}, "batch.packed is a PackedSequence")
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("make", [DataLoader, lambda data: data], ids=["DataLoader", "Dataset"])
+def test_loader_is_refused_at_any_depth(make: Callable[[Any], Any], nested: bool) -> None:
+    """What gives mini-batches is none."""
+    loader = make(TensorDataset(torch.ones(ROWS)))
+    arguments = {"x": torch.ones(ROWS), "loader": loader}
+    words = ("loader is no mini-batch", type(loader).__name__, "Loop over it")
+    _assert_refused({"batch": arguments} if nested else arguments, *words)
 
 
 @pytest.mark.parametrize("dim", [1, -2, 5])
@@ -194,10 +207,11 @@ def test_declared_list_of_another_length_is_a_disagreement() -> None:
     _assert_refused({"x": torch.ones(ROWS), "y": ["a"]}, "y: 1 row", "x: 10 rows", batch_dim={"y": "list"})
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 def test_all_problems_come_at_once() -> None:
     """One error names every argument that is wrong."""
     _assert_refused(
-        {"x": torch.ones(ROWS), "y": torch.ones(8), "odd": {1}, "sparse": torch.eye(ROWS).to_sparse()},
+        {"x": torch.ones(ROWS), "y": torch.ones(8), "odd": {1}, "sparse": torch.eye(ROWS).to_sparse_csr()},
         "x: 10 rows, y: 8 rows",
         "odd is of a kind",
         "sparse can't be cut",

@@ -138,7 +138,7 @@ def _measured(subject: Subject, laboratory: Laboratory, as_is: Measured) -> Veri
         function=subject.bound.name,
         is_exact=laboratory.is_exact(as_is),
         rows=subject.layout.rows,
-        sizes=balanced(subject.layout.rows, subject.settings.most_rows),
+        sizes=balanced(subject.layout.rows, subject.settings.most_rows, subject.layout.amounts),
         loss_whole=_losses(as_is.whole),
         loss_in_pieces=_losses(as_is.pieces) if as_is.pieces else math.nan,
         loss_error_ratio=as_is.difference.loss_ratio,

@@ -1,5 +1,7 @@
 """The containers known from the start: mappings, lists, tuples, named tuples, dataclasses, and mixtures.
 
+Kinds of other libraries are recognised by the names of their classes, so nothing is imported.
+
 A rebuilt container keeps its type and whatever else it carries (a default factory, attributes of a subclass).
 It is copied, never constructed: `__init__` and `__post_init__` may compute something that holds only once.
 """
@@ -9,37 +11,63 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn import Module
 from torch.nn.utils.rnn import PackedSequence
 
+from anybatch.batch import graphs, packed, tensordicts
+from anybatch.batch.kinds import Container
+
 Pairs = list[tuple[Any, Any]]
-Kind = tuple[Callable[[Any], Pairs], Callable[[Any, list[Any]], Any], bool]
 
 
-def built_in(kind: type) -> Kind | None:
-    """`(children, rebuild, is_list)` for a class known from the start, None for any other."""
-    if issubclass(kind, torch.Size | PackedSequence):
+def built_in(kind: type) -> Container | None:
+    """How to open a class known from the start, None for any other."""
+    if issubclass(kind, torch.Size):
         return None
-    if _is_batch_encoding(kind):
-        return _encoding_items, _rebuild_encoding, False
+    if issubclass(kind, PackedSequence):
+        return packed.CONTAINER
+    foreign = _built_in_foreign(kind)
+    if foreign is not None:
+        return foreign
     if issubclass(kind, Mapping):
-        return _items, _rebuild_mapping, False
+        return Container(_items, _rebuild_mapping)
     if dataclasses.is_dataclass(kind):
-        return _attributes, _rebuild_dataclass, False
+        return Container(_attributes, _rebuild_record)
     if issubclass(kind, tuple):
         return _built_in_tuple(kind)
     if issubclass(kind, list):
-        return _elements, _rebuild_list, True
-    return None
+        return Container(_elements, _rebuild_list, is_list=True)
+    return Container(_attributes, _rebuild_record, is_object=True) if _is_batch_object(kind) else None
 
 
-def _built_in_tuple(kind: type[tuple[Any, ...]]) -> Kind:
+def _built_in_foreign(kind: type) -> Container | None:
+    """The kinds of other libraries."""
+    if _is_batch_encoding(kind):
+        return Container(_encoding_items, _rebuild_encoding)
+    if tensordicts.is_tensordict(kind):
+        return tensordicts.CONTAINER
+    return graphs.CONTAINER if graphs.is_graph(kind) else None
+
+
+def _built_in_tuple(kind: type[tuple[Any, ...]]) -> Container:
     if hasattr(kind, "_fields"):
-        return _named_elements, _rebuild_named_tuple, False
+        return Container(_named_elements, _rebuild_named_tuple)
     is_struct_sequence = hasattr(kind, "n_sequence_fields")  # what torch.max and its like return
-    return _elements, _rebuild_tuple, not is_struct_sequence
+    return Container(_elements, _rebuild_tuple, is_list=not is_struct_sequence)
+
+
+def _is_batch_object(kind: type) -> bool:
+    """Whether its objects are namespaces, or can be sent to a device and are neither module nor function."""
+    if issubclass(kind, SimpleNamespace):
+        return True
+    is_other = issubclass(kind, torch.Tensor | Module) or any(
+        "__call__" in vars(base) for base in kind.__mro__
+    )
+    return callable(getattr(kind, "to", None)) and not is_other
 
 
 def _elements(value: Any) -> Pairs:
@@ -110,13 +138,14 @@ def _replace_attributes(new: Any, old: list[Any], children: list[Any]) -> None:
 
 def _attributes(value: Any) -> Pairs:
     """Fields and further attributes; a cached property is no attribute, it is computed again."""
-    fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+    declared = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    fields = [field.name for field in declared if hasattr(value, field.name)]
     further = [name for name in getattr(value, "__dict__", {}) if name not in fields]
     kept = [name for name in (*fields, *further) if not _is_cached(value, name)]
     return [(name, getattr(value, name)) for name in kept]
 
 
-def _rebuild_dataclass(value: Any, children: list[Any]) -> Any:
+def _rebuild_record(value: Any, children: list[Any]) -> Any:
     new = copy.copy(value)
     for (name, _), child in zip(_attributes(value), children, strict=True):
         object.__setattr__(new, name, child)  # also where the dataclass is frozen

@@ -1,41 +1,32 @@
 """The containers that hold a batch's entries: how to open one, and how to rebuild it around new children."""
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from torch import Tensor
 
 from anybatch.batch.builtin import built_in
+from anybatch.batch.kinds import Children, Container, Rebuild, Slicer
 from anybatch.batch.leaves import holds_only_scalars, is_array
-
-Children = Callable[[Any], Iterable[tuple[Hashable, Any]]]
-Rebuild = Callable[[Any, list[Any]], Any]
-
-
-@dataclass(frozen=True)
-class Container:
-    """How to open and rebuild one kind of container.
-
-    Attributes:
-        children: `(key, child)` for everything that a container holds, always in the same order.
-        rebuild: A new container like the given one, around new children in that order.
-        is_list: Whether it is a plain list or tuple, whose elements may be rows as well as entries.
-    """
-
-    children: Children
-    rebuild: Rebuild
-    is_list: bool = False
-
 
 _registered: dict[type, Container] = {}
 
 
-def register(kind: type, children: Children, rebuild: Rebuild) -> None:
+def register(
+    kind: type,
+    children: Children,
+    rebuild: Rebuild,
+    *,
+    rows: Callable[[Any], int] | None = None,
+    cut: Callable[[Any, int, int], Any] | None = None,
+    sizes: Callable[[Any], Sequence[int]] | None = None,
+    join: Callable[[list[Any]], Any] | None = None,
+) -> None:
     """Teach `anybatch` to cut, move and join a further kind of container, and its subclasses.
 
-    A kind that is registered again is replaced; the most specific class wins.
+    A kind that is registered again is replaced; the most specific class wins. Children are cut one by one, as
+    they would be in a dict, unless `rows` and `cut` say how the container is cut as one.
 
     Args:
         kind: The class of the container.
@@ -43,9 +34,16 @@ def register(kind: type, children: Children, rebuild: Rebuild) -> None:
             in `batch_dim` and in errors.
         rebuild: Given a container and a list of new children, in that order, a new container; the given one
             must stay as it is.
+        rows: Given a container, its number of rows.
+        cut: Given a container, `start` and `stop`, a new container of these rows. Where tensors in it require
+            grad, gradients must flow through.
+        sizes: Given a container, how much each of its rows holds, for `batch_dim={...: "balanced"}`.
+        join: Given containers that the function returned for the pieces, one with all their rows. Without it
+            outputs of this kind come back as a list, where `cut` is given.
 
     Raises:
-        TypeError: `kind` is not a class.
+        TypeError: `kind` is not a class; only one of `rows` and `cut` is given, or `sizes` or `join` without
+            them.
 
     Example:
         >>> class Graphs:
@@ -59,8 +57,28 @@ def register(kind: type, children: Children, rebuild: Rebuild) -> None:
     """
     if not isinstance(kind, type):
         raise TypeError(f"`register`: kind must be a class. Got {kind!r}.")
-    _registered[kind] = Container(children, rebuild)
+    _registered[kind] = Container(children, rebuild, slicer=_slicer(rows, cut, sizes, join))
     _container_for.cache_clear()
+
+
+def _slicer(
+    rows: Callable[[Any], int] | None,
+    cut: Callable[[Any, int, int], Any] | None,
+    sizes: Callable[[Any], Sequence[int]] | None,
+    join: Callable[[list[Any]], Any] | None,
+) -> Slicer | None:
+    if rows is not None and cut is not None:
+        return Slicer(
+            lambda value, _dim: rows(value),
+            lambda value, _dim, start, stop: cut(value, start, stop),
+            sizes,
+            join,
+        )
+    if any(given is not None for given in (rows, cut, sizes, join)):
+        raise TypeError(
+            "`register`: a kind that is cut as one has `rows` and `cut`. Got not both. Give both."
+        )
+    return None
 
 
 def container_of(value: Any) -> Container | None:
@@ -73,8 +91,7 @@ def _container_for(kind: type) -> Container | None:
     for base in kind.__mro__:
         if base in _registered:
             return _registered[base]
-    found = built_in(kind)
-    return Container(*found) if found else None
+    return built_in(kind)
 
 
 def holds_tensors(value: Any) -> bool:

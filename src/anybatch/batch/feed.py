@@ -12,6 +12,7 @@ So the device holds the current piece, the next one, and what it has not finishe
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 from anybatch.batch.containers import map_tensors
 from anybatch.batch.inputs import InputLeaf
 from anybatch.batch.layout import Layout
+from anybatch.batch.leaves import is_strided
 from anybatch.batch.parts import Taker
 from anybatch.memory.copies import CopyStream, copy_stream
 from anybatch.memory.device import copies_asynchronously
@@ -70,7 +72,7 @@ def feed(
     stream = copy_stream(device) if len(sizes) > 1 else None
 
     def build(index: int) -> Piece:
-        mover = _Mover(device, starts[index], shared, copies, stream)
+        mover = _Mover(device, shared, copies, stream)
         return _piece(layout, index, starts[index], sizes[index], mover)
 
     return map(build, range(len(sizes))) if stream is None else _ahead(build, len(sizes), stream)
@@ -78,7 +80,7 @@ def feed(
 
 def piece_of(layout: Layout, start: int, rows: int, device: torch.device | None) -> Piece:
     """A copy of the piece of `rows` rows from `start`, for a look at it outside the order of `feed`."""
-    return _piece(layout, 0, start, rows, _Mover(device, start, {}, copies=True))
+    return _piece(layout, 0, start, rows, _Mover(device, {}, copies=True))
 
 
 def outside_inference(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -125,35 +127,38 @@ class _Mover(Taker):
     def __init__(
         self,
         device: torch.device | None,
-        start: int,
         shared: dict[int, Tensor],
         copies: bool = False,
         stream: CopyStream | None = None,
     ) -> None:
         self._device = device
         self._copies = copies
-        self._start = start
         self._shared = shared
         self._stream = stream
         self.inputs: list[InputLeaf] = []
 
     def rows_of(self, source: Tensor, dim: int, start: int, rows: int) -> Tensor:
-        return self._stand_in(source, self._moved(source.detach().narrow(dim, start, rows), source), dim)
+        return self._stand_in(
+            source, self._moved(source.detach().narrow(dim, start, rows), source), dim, start
+        )
 
     def element(self, source: Tensor) -> Tensor:
-        return self._stand_in(source, self._moved(source, source), None)
+        return self._stand_in(source, self._moved(source, source))
 
     def shared(self, source: Tensor) -> Tensor:
         # Moved once for all pieces: it is no piece's own, so keeping it does not grow with the mini-batch.
         if id(source) not in self._shared:
             self._shared[id(source)] = self._moved(source, source)
-        return self._stand_in(source, self._shared[id(source)], None)
+        return self._stand_in(source, self._shared[id(source)])
 
-    def _stand_in(self, source: Tensor, taken: Tensor, dim: int | None) -> Tensor:
+    def at_home(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._stream is None else self._stream.left()
+
+    def _stand_in(self, source: Tensor, taken: Tensor, dim: int | None = None, start: int = 0) -> Tensor:
         if not source.requires_grad:
             return taken
         leaf = taken.detach().requires_grad_()
-        self.inputs.append(InputLeaf(source, leaf, dim, 0 if dim is None else self._start))
+        self.inputs.append(InputLeaf(source, leaf, dim, start))
         return leaf
 
     def _moved(self, taken: Tensor, source: Tensor) -> Tensor:
@@ -163,7 +168,7 @@ class _Mover(Taker):
         if self._stream.can_send(taken):
             return self._stream.send(taken)
         # Read from where the device computes, and maybe written there just before.
-        with self._stream.left():
+        with self.at_home():
             return self._copied(self._sent(taken), source)
 
     def _sent(self, taken: Tensor) -> Tensor:
@@ -174,5 +179,11 @@ class _Mover(Taker):
             return taken.to(self._device, non_blocking=is_safe)
 
     def _copied(self, taken: Tensor, source: Tensor) -> Tensor:
-        is_view = self._copies and taken.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
-        return taken.detach().clone() if is_view else taken
+        return taken.detach().clone() if self._copies and _may_share(taken, source) else taken
+
+
+def _may_share(taken: Tensor, source: Tensor) -> bool:
+    """May the two share memory? Nested and sparse tensors have no storage that could be asked."""
+    if not (is_strided(taken) and is_strided(source)):
+        return taken.device == source.device
+    return taken.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()

@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anybatch.batch.containers import Container, container_of, map_tensors
+from anybatch.batch.containers import container_of, map_tensors
+from anybatch.batch.entries import possible_rows
+from anybatch.batch.kinds import Container
 from anybatch.batch.leaves import Array, is_array, is_strided
+from anybatch.batch.slicers import slicer_of
 
 
 def detach(output: Any, device: torch.device | None) -> Any:
@@ -69,9 +72,10 @@ def join(outputs: Sequence[Any], rows: Sequence[int], device: torch.device | Non
     """Put one output of all pieces together.
 
     Tensors and arrays with as many rows as their piece, in every piece, are concatenated along dim 0; 0-dim
-    ones are stacked, one per piece; lists with one element per row are concatenated; containers keep their
-    structure; None in every piece stays None; anything else becomes a list with one entry per piece. One
-    piece is joined by the same rules.
+    ones are stacked, one per piece; lists with one element per row are concatenated; so are jagged and
+    sparse tensors, packed sequences, TensorDicts and batches of graphs that have their piece's rows;
+    containers keep their structure; None in every piece stays None; anything else becomes a list with one
+    entry per piece. One piece is joined by the same rules.
 
     Args:
         outputs: What each piece returned, in row order.
@@ -83,6 +87,8 @@ def join(outputs: Sequence[Any], rows: Sequence[int], device: torch.device | Non
     """
     if all(output is None for output in outputs):
         return None
+    if any(slicer_of(output) is not None for output in outputs):
+        return _join_cut_as_one([_placed(output, device) for output in outputs], rows)
     if all(map(is_array, outputs)):
         return _join_arrays([_placed(output, device) for output in outputs], rows)
     container = _common_container(outputs)
@@ -110,6 +116,17 @@ def _join_arrays(outputs: Sequence[Any], rows: Sequence[int]) -> Any:
     if all(output.ndim == 0 for output in outputs):
         return _stack(outputs)
     return _concatenate(outputs) if all(map(_has_rows, outputs, rows)) else list(outputs)
+
+
+def _join_cut_as_one(outputs: Sequence[Any], rows: Sequence[int]) -> Any:
+    slicers = {slicer_of(output) for output in outputs}
+    slicer = slicers.pop()
+    have_rows = all(
+        possible_rows(output, 0).rows == {count} for output, count in zip(outputs, rows, strict=True)
+    )
+    if slicer is None or slicers or slicer.join is None or not have_rows:
+        return list(outputs)
+    return outputs[0] if len(outputs) == 1 else slicer.join(list(outputs))
 
 
 def _has_rows(output: Array, rows: int) -> bool:

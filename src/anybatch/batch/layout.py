@@ -1,18 +1,22 @@
 """The named arguments of one call, laid out: which entries have rows and which pass whole."""
 
-from collections.abc import Hashable, Mapping, Sized
+from collections.abc import Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anybatch.batch.containers import Container, container_of, holds_tensors
-from anybatch.batch.declared import BatchDim, Declared, Rule, child_path, read_batch_dim
+from anybatch.batch.amounts import row_amounts
+from anybatch.batch.containers import container_of, holds_tensors
+from anybatch.batch.declared import BALANCED, BatchDim, Declared, Rule, child_path, dim_of, read_batch_dim
+from anybatch.batch.kinds import Container
 from anybatch.batch.leaves import SCALARS, Array, is_array
 from anybatch.batch.lists import read_list
-from anybatch.batch.parts import Branch, Part, RowList, Rows, Taker, Whole
+from anybatch.batch.parts import Branch, CutAsOne, Part, RowList, Rows, Runs, Taker, Whole
+from anybatch.batch.slicers import slicer_of
 from anybatch.batch.survey import count_rows, how_to_declare, refuse
 
 
@@ -23,10 +27,12 @@ class Layout:
     Attributes:
         rows: Rows of the mini-batch, at least 1.
         parts: The arguments by name.
+        amounts: How much each row holds, where pieces are to be balanced by that.
     """
 
     rows: int
     parts: Mapping[str, Part]
+    amounts: Sequence[int] | None = None
 
     def cut(self, start: int, stop: int) -> dict[str, Any]:
         """The arguments for rows `start` to `stop`: views where the batch lives, in their own containers."""
@@ -74,8 +80,10 @@ def lay_out(arguments: Mapping[str, Any], batch_dim: BatchDim = 0) -> Layout:
         arguments: The named arguments.
         batch_dim: Where the rows are: an int for all, or per path (`"x"`, `"batch.table"`, `"pair.0"`) an
             int, None for an entry that all rows share, or "list" for a list with one element per row. On a
-            list, an int says that it is a container whose tensors have rows at that dim. The longest matching
-            path wins; others use 0.
+            list, an int says that it is a container whose tensors have rows at that dim. "balanced" declares
+            rows that differ in what they hold; pieces then hold nearly the same. The path of another entry
+            says that this one's rows lie one after another, with their lengths in the other. The longest
+            matching path wins; others use 0.
 
     Returns:
         The layout, which holds on to the arguments and copies nothing.
@@ -88,7 +96,7 @@ def lay_out(arguments: Mapping[str, Any], batch_dim: BatchDim = 0) -> Layout:
     builder = _Builder(declared, rows)
     parts = {name: builder.part(value, name, declared.default) for name, value in arguments.items()}
     refuse(builder.problems)
-    return Layout(rows, parts)
+    return Layout(rows, parts, builder.amounts)
 
 
 class _Builder:
@@ -98,21 +106,35 @@ class _Builder:
         self.declared = declared
         self.rows = rows
         self.problems: list[str] = []
+        self.amounts: list[int] | None = None
 
     def part(self, value: Any, path: str, inherited: Rule) -> Part:
         rule = self.declared.rule(path, inherited)
         container = container_of(value)
         if rule is None and not self.declared.is_below(path):
             return _whole(value)
+        if (slicer := slicer_of(value)) is not None:
+            self._weigh(value, rule)
+            return CutAsOne(value, slicer, dim_of(rule))
         if is_array(value):
             return self._array(value, rule)
         if container is None:
             return self._object(value, path)
         if container.is_list and self._is_row_list(value, path, rule):
+            self._weigh(value, rule)
             return RowList(value, container)
         return self._branch(value, container, path, rule)
 
+    def _weigh(self, value: Any, rule: Rule) -> None:
+        amounts = row_amounts(value) if rule == BALANCED else None
+        if amounts is not None:
+            before = self.amounts or [0] * self.rows
+            self.amounts = [old + new for old, new in zip(before, amounts, strict=True)]
+
     def _array(self, value: Array, rule: Rule) -> Part:
+        lengths = self.declared.lengths_for(value, rule)
+        if lengths is not None:
+            return Runs(value, tuple(accumulate(lengths, initial=0)))
         has_rows = isinstance(rule, int) and value.ndim and value.shape[rule] == self.rows
         return Rows(value, rule % value.ndim) if isinstance(rule, int) and has_rows else _whole(value)
 

@@ -12,8 +12,9 @@ import numpy as np
 from torch import Tensor
 
 from anybatch.batch.containers import container_of, holds_arrays
-from anybatch.batch.declared import Declared, Rule, child_path
-from anybatch.batch.leaves import NUMBERS, holds_only_scalars, is_array, is_scalar_type, possible_rows
+from anybatch.batch.declared import PER_ROW, Declared, Rule, child_path, dim_of
+from anybatch.batch.entries import is_entry, possible_rows
+from anybatch.batch.leaves import NUMBERS, holds_only_scalars, is_scalar_type
 from anybatch.batch.rows import ANY, IMPOSSIBLE, Possible, exactly, or_any, together
 
 
@@ -54,7 +55,7 @@ def read_list(
         declared: Everything that is declared.
         wanted: The number of rows, where it is known; other readings are then left out early.
     """
-    if rule == "list":
+    if rule in PER_ROW:
         return Reading(exactly(len(value)), IMPOSSIBLE)
     if declared.is_container(path):
         return Reading(IMPOSSIBLE, _as_container(value, path, rule, declared, wanted))
@@ -84,8 +85,8 @@ def _as_container(
 def _possible(value: Any, path: str, inherited: Rule, declared: Declared, wanted: int | None) -> Possible:
     """The numbers of rows of one element, read as an entry."""
     rule = declared.rule(path, inherited)
-    if is_array(value):
-        found = possible_rows(value, rule) if isinstance(rule, int) else ANY
+    if is_entry(value):
+        found = ANY if rule is None else declared.rows(value, rule) or possible_rows(value, dim_of(rule))
     elif (container := container_of(value)) is None or (rule is None and not declared.is_below(path)):
         found = ANY
     elif container.is_list:

@@ -2,13 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from anybatch.batch.containers import Container, container_of, holds_tensors, map_tensors
+from anybatch.batch.containers import container_of, holds_tensors, map_tensors
+from anybatch.batch.kinds import Container, Slicer
 from anybatch.batch.leaves import Array, holds_only_scalars
 
 
@@ -26,6 +29,10 @@ class Taker:
     def shared(self, source: Tensor) -> Tensor:
         """A tensor that every piece gets whole."""
         return source
+
+    def at_home(self) -> AbstractContextManager[Any]:
+        """A context for work on the mini-batch where it lives."""
+        return nullcontext()
 
 
 class Part(ABC):
@@ -73,6 +80,53 @@ class Rows(Part):
     @property
     def structure(self) -> Hashable:
         return "rows", structure_of(self.value), self.dim
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Runs(Part):
+    """A tensor or array whose rows lie one after another along dim 0.
+
+    Attributes:
+        bounds: Where each row begins, and where the last one ends.
+    """
+
+    value: Array
+    bounds: tuple[int, ...]
+
+    def take(self, start: int, rows: int, taker: Taker) -> Any:
+        begin, end = self.bounds[start], self.bounds[start + rows]
+        if isinstance(self.value, Tensor):
+            return taker.rows_of(self.value, 0, begin, end - begin)
+        return self.value[begin:end]
+
+    @property
+    def structure(self) -> Hashable:
+        return "runs", structure_of(self.value)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class CutAsOne(Part):
+    """Something whose parts are tied together, so that it is cut by what knows its kind.
+
+    Attributes:
+        dim: Where the caller says that its rows are.
+    """
+
+    value: Any
+    slicer: Slicer
+    dim: int
+
+    def take(self, start: int, rows: int, taker: Taker) -> Any:
+        # What requires grad is cut with its graph, so that each piece's gradient finds its way back.
+        with torch.enable_grad(), taker.at_home():
+            taken = self.slicer.cut(self.value, self.dim, start, start + rows)
+        return map_tensors(taken, taker.element)
+
+    @property
+    def structure(self) -> Hashable:
+        return "cut as one", structure_of(self.value), self.dim
 
 
 @final

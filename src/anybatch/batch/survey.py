@@ -4,9 +4,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
+from anybatch.batch.amounts import row_amounts
 from anybatch.batch.containers import container_of
-from anybatch.batch.declared import Declared, Rule, child_path
-from anybatch.batch.leaves import is_array, possible_rows, why_not
+from anybatch.batch.declared import BALANCED, Declared, Rule, child_path, dim_of
+from anybatch.batch.entries import is_entry, name_of, possible_rows, why_not, why_unknown
+from anybatch.batch.leaves import is_strided
+from anybatch.batch.lengths import read_lengths
 from anybatch.batch.lists import read_list
 from anybatch.batch.rows import ANY, Possible, together
 from anybatch.errors import BatchError
@@ -34,11 +39,11 @@ class Entry:
         """The numbers of rows that it can stand for; with `wanted`, only whether that one is among them."""
         if self.is_list:
             return read_list(self.value, self.path, self.rule, declared, wanted).possible
-        return possible_rows(self.value, self.rule if isinstance(self.rule, int) else 0)
+        return declared.rows(self.value, self.rule) or possible_rows(self.value, dim_of(self.rule))
 
     @property
     def is_list(self) -> bool:
-        return not is_array(self.value)
+        return not is_entry(self.value)
 
 
 def count_rows(arguments: Mapping[str, Any], declared: Declared) -> int:
@@ -86,15 +91,56 @@ def _entries(
         return
     if rule == "list":
         yield Entry(path, value, rule, _why_no_list(value, path, declared))
+    elif rule == BALANCED and (is_entry(value) or _is_list(value)):
+        yield Entry(path, value, rule, _why_not_balanced(value, path))
+    elif is_entry(value):
+        problem = _why_no_runs(value, path, rule, declared) or why_not(value, path, dim_of(rule), is_named)
+        if problem or rule is not None:
+            yield Entry(path, value, rule, problem)
     elif container is None:
-        problem = why_not(value, path, rule or 0, is_named)
-        if problem or (is_array(value) and rule is not None):
+        problem = why_not(value, path, dim_of(rule), is_named)
+        if problem:
             yield Entry(path, value, rule, problem)
     elif container.is_list and not declared.is_container(path):
         yield Entry(path, value, rule)
     else:
-        for key, child in container.children(value):
-            yield from _entries(child, child_path(path, key), rule, declared, is_named=False)
+        children = list(container.children(value))
+        found = [
+            entry
+            for key, child in children
+            for entry in _entries(child, child_path(path, key), rule, declared, is_named=False)
+        ]
+        if container.is_object and is_named and not found:
+            yield Entry(path, value, rule, why_unknown(value, path))
+        yield from found
+
+
+def _is_list(value: Any) -> bool:
+    container = container_of(value)
+    return container is not None and container.is_list
+
+
+def _why_not_balanced(value: Any, path: str) -> str:
+    problem = why_not(value, path, 0, is_named=False)
+    if problem or row_amounts(value) is not None:
+        return problem
+    return (
+        f"{path} is declared 'balanced', but its rows all hold the same ({name_of(value)}). Declare that for "
+        "graphs, jagged and packed sequences or a list."
+    )
+
+
+def _why_no_runs(value: Any, path: str, rule: Rule, declared: Declared) -> str:
+    """Why an entry can't hold rows of the declared lengths one after another."""
+    lengths = declared.lengths_for(value, rule)
+    if lengths is None:
+        return ""
+    if is_strided(value) and value.ndim and value.shape[0] == sum(lengths):
+        return ""
+    return (
+        f"{path} is declared to hold one row after another, of the lengths in {rule}: {sum(lengths)} in all. "
+        f"Got shape {tuple(value.shape)}. Concatenate its rows along dim 0."
+    )
 
 
 def _why_no_list(value: Any, path: str, declared: Declared) -> str:
@@ -117,8 +163,24 @@ def _agreement(entries: list[Entry], declared: Declared) -> Possible:
 def _disagreement(entries: list[Entry], declared: Declared) -> str:
     return (
         f"all entries must have the same number of rows. Got {_listing(entries, declared)}. "
+        f"{_how_to_run(entries)}"
         f"Declare an entry that all rows share: `batch_dim={{{_first_odd(entries, declared)!r}: None}}`."
     )
+
+
+def _how_to_run(entries: list[Entry]) -> str:
+    """How to declare rows one after another, where an entry is as long as all lengths in another."""
+    for entry in entries:
+        if not (isinstance(entry.value, Tensor) and is_strided(entry.value) and entry.value.ndim):
+            continue
+        for other in entries:
+            lengths = read_lengths(other.value) or []
+            if sum(lengths) == entry.value.shape[0] != len(lengths):
+                return (
+                    f"Declare rows that lie one after another, with their lengths in {other.path}: "
+                    f"`batch_dim={{{entry.path!r}: {other.path!r}}}`. "
+                )
+    return ""
 
 
 def _first_odd(entries: list[Entry], declared: Declared) -> str:
