@@ -81,6 +81,46 @@ def test_looking_at_the_loss_draws_nothing(name: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(probed, unprobed, strict=True))
 
 
+GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
+    "torch": (
+        lambda: torch.Generator().manual_seed(3),
+        lambda generator: torch.rand(1, generator=generator).item(),
+    ),
+    "numpy": (lambda: np.random.default_rng(3), lambda generator: generator.random()),
+    "Python": (lambda: random.Random(3), lambda generator: generator.random()),
+}
+
+
+@pytest.mark.filterwarnings(QUIET)
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_looking_at_the_loss_leaves_generators_of_the_users_own(kind: str) -> None:
+    """A generator beside the default ones is put back after each look, and after a call that failed."""
+    make, draw = GENERATORS[kind]
+    net, batch = nn.Linear(3, 4), _batch(10)
+
+    def call_with(generator: Any, *, fails: bool = False, **options: Any) -> Callable[..., Any]:
+        def step(x: Tensor, label: Tensor) -> Tensor:
+            loss = F.cross_entropy(net(x) * draw(generator), label)
+            if fails:
+                raise KeyError("after drawing")
+            return loss
+
+        return anybatch.apply(["x", "label"], 4, **options)(step)
+
+    found = []
+    for options in ({}, {"on_inexact": "ignore"}):
+        generator = make()
+        net.zero_grad()
+        call_with(generator, **options)(**batch)
+        found.append((net.weight.grad, draw(generator)))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-12, atol=1e-12)
+    assert found[0][1] == found[1][1]
+    generator = make()
+    with pytest.raises(KeyError):
+        call_with(generator, fails=True)(**batch)
+    assert draw(generator) == draw(make())
+
+
 def _squares(weight: Tensor) -> Step:
     def step(x: Tensor, y: Tensor) -> Tensor:
         return (F.dropout(x, 0.1) @ weight - y).square().mean()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import Module
 
+from anybatch.fit.generators import KINDS, state_access
 from anybatch.memory.device import RandomState
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -197,13 +198,4 @@ class KeptRandomState(Kept):
 
 def kept_generator(name: str, value: Any) -> KeptState | None:
     """A random generator of the user's own, kept; None for anything else."""
-    if isinstance(value, torch.Generator):
-        return KeptState(name, value.get_state, value.set_state)
-    if isinstance(value, random.Random):
-        return KeptState(name, value.getstate, value.setstate)
-    if isinstance(value, np.random.RandomState):
-        return KeptState(name, value.get_state, value.set_state)
-    if isinstance(value, np.random.Generator):
-        bits = value.bit_generator
-        return KeptState(name, lambda: bits.state, lambda state: setattr(bits, "state", state))
-    return None
+    return KeptState(name, *state_access(value)) if isinstance(value, KINDS) else None

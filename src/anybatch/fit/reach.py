@@ -1,4 +1,4 @@
-"""What a function can name before it runs: modules, and leaves that belong to none."""
+"""What a function can name before it runs: modules, leaves that belong to none, and random generators."""
 
 import functools
 import inspect
@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
+
+from anybatch.fit.generators import KINDS
 
 _LARGEST_CONTAINER = 64
 _DEEPEST_CALL = 2
@@ -20,11 +22,13 @@ class Reach:
     Attributes:
         modules: Without their children.
         leaves: Tensors that require grad and are the result of nothing.
+        generators: Random generators, of torch, numpy or Python.
         is_compiled: Does torch.compile take the function, or one of the modules?
     """
 
     modules: tuple[Module, ...]
     leaves: tuple[Tensor, ...]
+    generators: tuple[Any, ...]
     is_compiled: bool
 
 
@@ -39,7 +43,8 @@ def in_reach(function: Callable[..., Any], arguments: Iterable[Any] = ()) -> Rea
         found += _in(value, seen)
     modules = tuple(value for value in found if isinstance(value, Module))
     leaves = tuple(value for value in found if isinstance(value, Tensor))
-    return Reach(modules, leaves, any(map(_is_compiled, (function, *modules))))
+    generators = tuple(value for value in found if isinstance(value, KINDS))
+    return Reach(modules, leaves, generators, any(map(_is_compiled, (function, *modules))))
 
 
 def _is_compiled(function: Any) -> bool:
@@ -49,12 +54,14 @@ def _is_compiled(function: Any) -> bool:
     )
 
 
-def _in(value: Any, seen: set[int]) -> Iterator[Module | Tensor]:
+def _in(value: Any, seen: set[int]) -> Iterator[Any]:
     is_container = isinstance(value, Mapping) or type(value) in (list, tuple)
-    if not (is_container or isinstance(value, (Module, Tensor))) or id(value) in seen:
+    if not (is_container or isinstance(value, (Module, Tensor, *KINDS))) or id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, Module) or (isinstance(value, Tensor) and value.is_leaf and value.requires_grad):
+    if isinstance(value, (Module, *KINDS)) or (
+        isinstance(value, Tensor) and value.is_leaf and value.requires_grad
+    ):
         yield value
     elif is_container and len(value) <= _LARGEST_CONTAINER:
         for child in value.values() if isinstance(value, Mapping) else value:

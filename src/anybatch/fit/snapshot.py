@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from anybatch.fit.generators import GeneratorState
 from anybatch.memory.device import RandomState
 
 
@@ -29,10 +30,11 @@ class Snapshot:
     graph has saved must not be written to.
     """
 
-    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+    def __init__(self, devices: Iterable[torch.device] = (), generators: Iterable[Any] = ()) -> None:
         self._random = RandomState.capture(devices)
         self._numpy: Any = np.random.get_state()
         self._python = random.getstate()
+        self._generators = [GeneratorState(generator) for generator in generators]
         self._modes: dict[Module, bool] = {}
         self._buffers: dict[tuple[Module, str], _Buffer] = {}
         self._parameters: dict[tuple[Module, str], tuple[Tensor, int]] = {}
@@ -56,10 +58,12 @@ class Snapshot:
         return list(self._modes)
 
     def has_drawn_random_numbers(self) -> bool:
-        """Did torch's, numpy's or Python's generators move since the snapshot?"""
-        has_moved = RandomState.capture(self._random.accelerators) != self._random
+        """Did torch's, numpy's or Python's generators, or one of the user's own, move since the snapshot?"""
         return (
-            has_moved or random.getstate() != self._python or not _is_same(np.random.get_state(), self._numpy)
+            RandomState.capture(self._random.accelerators) != self._random
+            or random.getstate() != self._python
+            or not _is_same(np.random.get_state(), self._numpy)
+            or any(generator.has_moved() for generator in self._generators)
         )
 
     def changed_buffers(self) -> list[tuple[Module, str]]:
@@ -82,6 +86,8 @@ class Snapshot:
         self._random.restore()
         np.random.set_state(self._numpy)
         random.setstate(self._python)
+        for generator in self._generators:
+            generator.restore()
 
     def restore_modules(self) -> None:
         """Puts buffers and modes back."""

@@ -37,7 +37,7 @@ class Transaction:
             norms: What BatchNorm layers do meanwhile; None for what they do by themselves.
             scaler: The caller's scaler of losses.
         """
-        self.snapshot = Snapshot(devices)
+        self.snapshot = Snapshot(devices, reach.generators)
         self.gradients = Gradients()
         self.norms = norms or Norms()
         self.scaler = LossScaler(scaler)
