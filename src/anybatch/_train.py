@@ -20,6 +20,7 @@ from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Parts, Recorder
 from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import has_backward_hooks
+from anybatch.fit.sums import ends_block, is_low
 from anybatch.fit.transaction import Transaction
 
 _LARGEST_STEP = 4.0
@@ -76,7 +77,7 @@ def _attempt(call: Call) -> Any:
             call.check_forms(weights)
             call.check_departure(weights)
         ratio = _ratio(call, transaction, done, counted) if call.is_cut else 1.0
-        transaction.gradients.rescale(ratio)
+        transaction.gradients.settle(ratio)
         _give_input_gradients(transaction, done, ratio)
         losses = call.total([one.losses for one in done], ratio)
         result = answer([one.result for one in done], losses, call.sizes, call.layout.device)
@@ -167,9 +168,14 @@ def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted
         losses = PieceLosses.in_one_piece(result.losses)
     transaction.gradients.make_fresh()
     scale.install(plans)
-    torch.autograd.backward(scale.seeded(transaction.scaler.scaled(result.losses), plans))
+    share = scale.exact_share(result.losses, plans)
+    torch.autograd.backward(scale.seeded(transaction.scaler.scaled(result.losses), plans, share))
     transaction.gradients.look()
-    inputs = tuple(leaf.gradient() for leaf in piece.inputs)
+    if call.is_cut:
+        has_low_loss = any(is_low(loss.dtype) for loss in result.losses)
+        takes_all = has_low_loss or ends_block(piece.index, len(call.sizes))
+        transaction.gradients.gather(share, takes_all=takes_all)
+    inputs = tuple(leaf.gradient(share) for leaf in piece.inputs)
     return _Done(
         losses,
         tuple(plan.seed for plan in plans),

@@ -47,12 +47,12 @@ class InputLeaf:
     dim: int | None
     start: int
 
-    def gradient(self) -> InputGradient:
-        """The leaf's gradient, taken back to the source's device, so that the leaf can be dropped."""
+    def gradient(self, share: float = 1.0) -> InputGradient:
+        """A share of the leaf's gradient, on the source's device, so that the leaf can be dropped."""
         grad = self.leaf.grad
-        return InputGradient(
-            self.source, None if grad is None else grad.to(self.source.device), self.dim, self.start
-        )
+        if grad is not None:
+            grad = grad.to(self.source.device) if share == 1.0 else grad.to(self.source.device) * share
+        return InputGradient(self.source, grad, self.dim, self.start)
 
 
 def input_gradients(collected: Iterable[InputGradient]) -> list[tuple[Tensor, Tensor]]:
@@ -72,8 +72,10 @@ def input_gradients(collected: Iterable[InputGradient]) -> list[tuple[Tensor, Te
         if grad is None:
             continue
         if id(source) not in totals:
-            totals[id(source)] = source, torch.zeros_like(source, requires_grad=False)
+            # In float32 at least: what each piece adds to a source that it got whole is small.
+            wide = source.dtype if dim is not None else torch.promote_types(source.dtype, torch.float32)
+            totals[id(source)] = source, torch.zeros_like(source, dtype=wide, requires_grad=False)
         total = totals[id(source)][1]
         place = total if dim is None else total.narrow(dim, start, grad.shape[dim])
         place.add_(grad.detach())
-    return list(totals.values())
+    return [(source, total.to(source.dtype)) for source, total in totals.values()]

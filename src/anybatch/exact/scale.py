@@ -5,6 +5,7 @@ A term is scaled at the highest node that belongs to it alone, so that a learned
 up it would meet the 0/0 of an empty mean.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -135,12 +136,23 @@ def _zero(
     return tuple(None if grad is None else torch.zeros_like(grad) for grad in gradients)
 
 
-def seeded(losses: Sequence[torch.Tensor], plans: Sequence[Plan]) -> list[torch.Tensor]:
-    """The losses times their seeds, for backward to start from.
+def exact_share(losses: Sequence[torch.Tensor], plans: Sequence[Plan]) -> float:
+    """What a loss of less than 32 bits is not to be multiplied with, for it would round it.
+
+    Returns:
+        The seed of the first loss without its power of two; 1 where losses have more digits.
+    """
+    if all(torch.finfo(loss.dtype).bits >= 32 for loss in losses):
+        return 1.0
+    return 2 * abs(math.frexp(plans[0].seed)[0])
+
+
+def seeded(losses: Sequence[torch.Tensor], plans: Sequence[Plan], share: float = 1.0) -> list[torch.Tensor]:
+    """The losses times their seeds, for backward to start from; but for a share that gradients get later.
 
     Not the seeds as gradients: to compare their sizes torch imports a library for symbols (2.13).
     """
     return [
-        loss if planned.seed == 1.0 else loss * planned.seed
+        loss if planned.seed == share else loss * (planned.seed / share)
         for loss, planned in zip(losses, plans, strict=True)
     ]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from anybatch.errors import LossError
 from anybatch.exact import hooks
+from anybatch.fit.sums import is_low, plus
 
 Hook = Callable[[Tensor], Tensor | None]
 
@@ -22,7 +23,8 @@ Hook = Callable[[Tensor], Tensor | None]
 class _Leaf:
     """A leaf, what it had before the call, and how its gradient looked when the call last touched it.
 
-    The leaf is held weakly: one that the function makes for itself dies with its piece (Rule 4).
+    The leaf is held weakly: one that the function makes for itself dies with its piece (Rule 4). `total` has
+    what was taken out of its gradient so far, to be added up with more digits or in blocks.
     """
 
     reference: weakref.ref[Tensor]
@@ -33,6 +35,8 @@ class _Leaf:
     is_fresh: bool = False
     seen: Tensor | None = None
     seen_version: int = -1
+    total: Tensor | None = None
+    dtype: torch.dtype | None = None
 
     def put(self, gradient: Tensor | None) -> None:
         tensor = self.reference()
@@ -45,6 +49,24 @@ class _Leaf:
         grad = self.seen = None if tensor is None else tensor.grad
         if grad is not None:
             self.seen_version = _version(grad)
+
+    def gather(self, share: float, *, takes_all: bool) -> None:
+        """Takes a share of the gradient into the total, where it has few digits or all are to be taken."""
+        tensor = self.reference()
+        gradient = None if tensor is None else tensor.grad
+        if tensor is not None and gradient is not None and (takes_all or is_low(gradient.dtype)):
+            self.total, self.dtype = plus(self.total, gradient, share), gradient.dtype
+            tensor.grad = self.seen = None
+
+    def settle(self, ratio: float) -> None:
+        """Puts the total times a ratio where gradients are."""
+        gradient = self.gradient()
+        if self.total is not None:
+            total = self.total if gradient is None else plus(self.total, gradient, 1.0)
+            self.total = None
+            self.put(_scaled(total, ratio).to(self.dtype))
+        elif gradient is not None:
+            _scaled(gradient, ratio)
 
     def coalesce(self) -> None:
         """Adds up what a sparse gradient holds of one row: it would grow with the mini-batch (Rule 4)."""
@@ -74,6 +96,7 @@ class Gradients:
 
     def __init__(self) -> None:
         self._leaves: dict[int, _Leaf] = {}
+        self._has_low = False
 
     def watch(self, leaves: Iterable[tuple[str, Tensor]]) -> bool:
         """Sets the gradients and hooks of some named leaves aside; to be called before they get gradients.
@@ -95,6 +118,7 @@ class Gradients:
                 )
                 leaf.put(None if leaf.before is None else _placeholder(leaf.before))
                 self._leaves[id(tensor)] = leaf
+                self._has_low = self._has_low or is_low(tensor.dtype)
         return len(self._leaves) > count
 
     def check_untouched(self, function: str) -> None:
@@ -127,14 +151,23 @@ class Gradients:
             if leaf.seen is not None and leaf.seen.layout is torch.sparse_coo:
                 leaf.coalesce()
 
-    def rescale(self, ratio: float) -> None:
-        """Multiplies what was accumulated."""
-        if ratio != 1.0:
+    def gather(self, share: float = 1.0, *, takes_all: bool = False) -> None:
+        """Takes what a backward accumulated to where it is added up: of few digits, or all.
+
+        Args:
+            share: What gradients are still to be multiplied with; 1 unless all are taken.
+            takes_all: Are gradients of all dtypes taken?
+        """
+        if takes_all or self._has_low:
             with torch.no_grad():
                 for leaf in self._leaves.values():
-                    gradient = leaf.gradient()
-                    if gradient is not None:
-                        _values(gradient).mul_(ratio)
+                    leaf.gather(share, takes_all=takes_all)
+
+    def settle(self, ratio: float) -> None:
+        """Puts all that was added up where gradients are, times a ratio."""
+        with torch.no_grad():
+            for leaf in self._leaves.values():
+                leaf.settle(ratio)
 
     def commit(self) -> None:
         """Runs each leaf's hooks once, and adds what was accumulated to what was there before.
@@ -165,6 +198,7 @@ class Gradients:
         """Drops what was accumulated."""
         self._give_hooks_back()
         for leaf in self._leaves.values():
+            leaf.total = None
             leaf.put(leaf.before)
 
     def _give_hooks_back(self) -> None:
@@ -176,9 +210,11 @@ class Gradients:
             leaf.hooks, leaf.after_hooks = {}, {}
 
 
-def _values(gradient: Tensor) -> Tensor:
-    """The numbers of a gradient; writing to them leaves a sparse one coalesced, as `mul_` does not."""
-    return gradient._values() if gradient.layout == torch.sparse_coo else gradient
+def _scaled(gradient: Tensor, ratio: float) -> Tensor:
+    """The gradient, multiplied in place; by its values where it is sparse, for `mul_` undoes `coalesce`."""
+    if ratio != 1.0:
+        (gradient._values() if gradient.layout == torch.sparse_coo else gradient).mul_(ratio)
+    return gradient
 
 
 def _placeholder(gradient: Tensor) -> Tensor:
