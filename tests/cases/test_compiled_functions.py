@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -135,3 +136,21 @@ def test_compiled_step_evaluates() -> None:
         loss, output = call(**batch)
         torch.testing.assert_close(loss, F.cross_entropy(net(batch["x"]), batch["label"]))
         torch.testing.assert_close(output, net(batch["x"]))
+
+
+def test_compiled_module_gives_no_warning_and_leaves_the_filters() -> None:
+    """torch's warning of global hooks is no concern of the caller, whose own warnings come once, as ever."""
+    net, batch = torch.compile(_Net(), backend="eager"), _batch(10)
+
+    def step(x: Tensor, label: Tensor) -> Tensor:
+        warnings.warn("of the caller's own", UserWarning, stacklevel=1)
+        return F.cross_entropy(net(x), label)
+
+    call = anybatch.apply(["x", "label"], 4)(step)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("default")
+        before = list(warnings.filters)
+        for _ in range(3):
+            call(**batch)
+        assert list(warnings.filters) == before
+    assert [str(one.message) for one in said] == ["of the caller's own"]

@@ -1,5 +1,6 @@
 """Which modules run in a call, and which of them make one run differ from the next."""
 
+import re
 import sys
 import threading
 import warnings
@@ -19,7 +20,8 @@ from torch.nn.modules.module import (
 
 _KEY = -1
 _watching = threading.local()
-_ON_COMPILED_MODULES = r"Using `torch\.compile\(module\)` when there are global hooks"
+_TWICE = re.compile(r"Using `torch\.compile\(module\)` when there are global hooks")
+_ON_COMPILED_MODULES = ("ignore", _TWICE, UserWarning, None, 0)
 
 
 def is_noisy(module: Module) -> bool:
@@ -36,28 +38,36 @@ def has_backward_hooks(modules: Iterable[Module]) -> bool:
 @contextmanager
 def watching(seen: Callable[[Module], None]) -> Iterator[None]:
     """Calls `seen` with every module of this thread that is about to run forward, each time it does."""
-    _hush_compiler()
     outer = getattr(_watching, "seen", None)
     _watching.seen = seen
     # Under a key that stays the same: torch.compile guards on the keys of global hooks (torch 2.13), and
     # `register_module_forward_pre_hook` gives a new one each time, so each call would be compiled again.
     _global_forward_pre_hooks[_KEY] = _notify
     try:
-        yield
+        with _hushed_compiler():
+            yield
     finally:
         _watching.seen = outer
         if outer is None:
             _global_forward_pre_hooks.pop(_KEY, None)
 
 
-def _hush_compiler() -> None:
+@contextmanager
+def _hushed_compiler() -> Iterator[None]:
     """Filters torch's warning that a global hook sees a compiled module twice: here it may.
 
-    Once, and not around each call: entering and leaving a filter makes Python repeat all other warnings.
+    Python is not told of the filter: it would repeat, call by call, all warnings that it gives once.
     """
-    known = (message for _, message, *_ in warnings.filters if message is not None)
-    if "torch._dynamo" in sys.modules and all(message.pattern != _ON_COMPILED_MODULES for message in known):
-        warnings.filterwarnings("ignore", _ON_COMPILED_MODULES, UserWarning)
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    filters: list[Any] = warnings.filters  # type: ignore[assignment]  # the list itself, which Python reads
+    filters.insert(0, _ON_COMPILED_MODULES)
+    try:
+        yield
+    finally:
+        if _ON_COMPILED_MODULES in filters:
+            filters.remove(_ON_COMPILED_MODULES)
 
 
 def _notify(module: Module, _inputs: Any) -> None:
