@@ -20,7 +20,7 @@ from anybatch.batch import BatchDim, Layout, lay_out
 from anybatch.exact.pattern import Memory
 from anybatch.exact.weights import Weight
 from anybatch.fit.reach import in_reach
-from anybatch.memory.device import device_of
+from anybatch.memory.device import autocast_state, device_of
 
 
 def apply(
@@ -138,19 +138,21 @@ class Applied:
         layout = lay_out(bound.batch, self.options.batch_dim)
         reach = in_reach(self.function, bound.others())
         check_parallel(self.options.devices, reach.modules, bound.name)
-        memory = self._memories.setdefault(_kind(layout, reach.modules, bound.others()), Memory())
         parameters = (leaf for module in reach.modules for leaf in module.parameters())
         device = self.options.device or device_of(chain(parameters, reach.leaves))
+        kind = _kind(layout, reach.modules, bound.others(), device)
+        memory = self._memories.setdefault(kind, Memory())
         call = Call(bound, layout, self.options, memory, reach, device, self._warned)
         return train(call) if torch.is_grad_enabled() else evaluate(call)
 
 
-def _kind(layout: Layout, modules: Sequence[Module], others: Sequence[Any]) -> Hashable:
+def _kind(
+    layout: Layout, modules: Sequence[Module], others: Sequence[Any], device: torch.device | None
+) -> Hashable:
     """What calls must have in common for what one has shown to hold for the other."""
     flags = tuple(value for value in others if value is None or isinstance(value, (bool, str)))
     modes = tuple(module.training for module in modules)
-    autocast = torch.is_autocast_enabled(), torch.is_grad_enabled()
-    return layout.structure, modes, autocast, flags
+    return layout.structure, modes, autocast_state(device), torch.is_grad_enabled(), flags
 
 
 def options_of(function: object) -> Applied | None:

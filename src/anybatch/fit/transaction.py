@@ -68,6 +68,8 @@ class Transaction:
         Raises:
             LossError: The function ran backward itself.
         """
+        # Weights may have changed since autocast last cast them, in a region that is open over several calls.
+        torch.clear_autocast_cache()
         try:
             for module in self._reach.modules:
                 self.enter(module)
@@ -82,6 +84,7 @@ class Transaction:
             raise
         finally:
             self.norms.close()
+            torch.clear_autocast_cache()
 
     def commit(self) -> None:
         """Keeps what the call computed: gradients and running statistics."""

@@ -19,6 +19,7 @@ __all__ = [
     "accelerator_readings",
     "accelerators",
     "as_device",
+    "autocast_state",
     "copies_asynchronously",
     "device_name",
     "device_of",
@@ -199,6 +200,12 @@ def _with_index(device: torch.device) -> torch.device:
 def _generator_state(device: torch.device) -> Tensor:
     state: Tensor = torch.get_device_module(device).get_rng_state(device)
     return state
+
+
+def autocast_state(device: torch.device | None) -> tuple[bool, torch.dtype]:
+    """Is autocast on for a device, and to which dtype does it cast? None stands for the host."""
+    kind = "cpu" if device is None else device.type
+    return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
 
 
 def widest_float(device: torch.device) -> torch.dtype:
