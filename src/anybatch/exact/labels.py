@@ -16,6 +16,7 @@ from anybatch.exact.replicas import without_replicas
 _SELECTIONS = {
     *("IndexBackward0", "MaskedSelectBackward0", "GatherBackward0", "IndexSelectBackward0"),
     *("TakeBackward0", "RepeatInterleaveBackward0", "TakeAlongDimBackward0"),
+    "SliceBackward0",  # of a packed sequence: as many rows as go on to the next step
 }
 
 _REDUCTIONS = {"SumBackward0", "MeanBackward0", "SumBackward1", "MeanBackward1"}
