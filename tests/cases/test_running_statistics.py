@@ -320,6 +320,19 @@ def test_user_hooks_see_the_layer_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("mode", ["deferred", "frozen"])
+def test_verify_knows_the_mode(mode: str) -> None:
+    """`verify` compares frozen layers with frozen ones; deferred ones differ from the whole by name."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
+    before = copy.deepcopy(model.state_dict())
+    step = anybatch.apply(["x"], ub_size=4, batch_norm=mode)(lambda x: model(x).square().mean())
+    found = anybatch.verify(step, x=torch.randn(10, 4))
+    assert found.is_exact == (mode == "frozen")
+    assert ("1 (BatchNorm1d)" in str(found)) == (mode == "deferred")
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert not model[1]._forward_hooks
+
+
+@pytest.mark.parametrize("mode", ["deferred", "frozen"])
 def test_compiled_layers(mode: str) -> None:
     """Compiled layers are frozen like others; they can't be deferred, and the warning says so."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))

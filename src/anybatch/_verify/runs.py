@@ -5,7 +5,8 @@ afterwards is this run's.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from anybatch.batch import feed, input_gradients
 from anybatch.errors import InexactWarning, LossError
 from anybatch.exact import graph
 from anybatch.fit.modules import watching
+from anybatch.fit.reach import in_reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,7 @@ class Seen:
 
 
 def whole(subject: Subject, scene: Scene, seen: Seen | None = None) -> Outcome:
-    """Runs the call on all rows at once, in plain PyTorch.
+    """Runs the call on all rows at once, in plain PyTorch; frozen layers are frozen here, too.
 
     Raises:
         LossError: The function returns no loss, or ran backward itself.
@@ -71,16 +73,30 @@ def whole(subject: Subject, scene: Scene, seen: Seen | None = None) -> Outcome:
     scene.strip()
     layout, bound = subject.layout, subject.bound
     (piece,) = feed(layout, (layout.rows,), scene.device)
-    with watching(enter):
-        value = bound.run(piece.arguments)
-    result = returned(value, bound.name, needs_graph=True)
-    _check_bare(scene.leaves, bound.name)
-    seen.lowest = _look_at(result.losses, scene, [leaf.leaf for leaf in piece.inputs])
-    torch.autograd.backward(result.losses)
+    with _norms(subject):
+        with watching(enter):
+            value = bound.run(piece.arguments)
+        result = returned(value, bound.name, needs_graph=True)
+        _check_bare(scene.leaves, bound.name)
+        seen.lowest = _look_at(result.losses, scene, [leaf.leaf for leaf in piece.inputs])
+        torch.autograd.backward(result.losses)
     for entry, gradient in input_gradients(leaf.gradient() for leaf in piece.inputs):
         entry.grad = gradient
     losses = {name: float(loss.detach()) for name, loss in zip(result.names, result.losses, strict=True)}
     return _outcome(losses, scene)
+
+
+@contextmanager
+def _norms(subject: Subject) -> Iterator[None]:
+    """A context in which BatchNorm layers do what they do in a call that is one piece."""
+    reach = in_reach(subject.function, subject.bound.others())
+    norms = subject.settings.norms(is_cut=False, is_compiled=reach.is_compiled)
+    try:
+        for module in {part for root in reach.modules for part in root.modules()}:
+            norms.enter(module)
+        yield
+    finally:
+        norms.close()
 
 
 def in_pieces(subject: Subject, scene: Scene) -> Outcome:
