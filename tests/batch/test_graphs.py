@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric.data import Batch, Data, HeteroData
 
 import anybatch
 from anybatch.batch import feed, lay_out
 from anybatch.errors import BatchError
 
 from .exactness import CUTS, assert_exact, pieces_of
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # the library still scripts some classes
-    from torch_geometric.data import Batch, Data, HeteroData
 
 
 def _nodes(graph: int) -> int:
