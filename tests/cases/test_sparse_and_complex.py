@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import anybatch
+from anybatch.errors import InexactError
 
 from .whole import assert_whole, clear, gradient_error, gradients, whole
 
@@ -17,7 +18,7 @@ CUTS = [(10, 4), (9, 1), (12, 3), (10, 9)]
 EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
     "embedding": lambda: nn.Embedding(20, 3, sparse=True),
     "bag": lambda: nn.EmbeddingBag(20, 3, sparse=True, mode="sum"),
-    "scaled by frequency": lambda: nn.EmbeddingBag(20, 3, sparse=True, mode="mean"),
+    "mean of a bag": lambda: nn.EmbeddingBag(20, 3, sparse=True, mode="mean"),
 }
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "counted": lambda z, label: F.cross_entropy(z, label),
@@ -73,6 +74,19 @@ def test_sparse_gradients_add_up_over_calls() -> None:
     assert embedding.weight.grad is not None
     assert embedding.weight.grad.is_sparse
     assert gradient_error(_dense(expected), _dense(gradients(embedding.parameters()))) <= 1e-10
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize(("rows", "ub_size"), CUTS)
+def test_gradient_scaled_by_frequencies_is_refused(kind: type[nn.Module], rows: int, ub_size: int) -> None:
+    """How often an entry comes is another number in a piece: refused, also where no piece shows it."""
+    embedding = kind(1000, 3, scale_grad_by_freq=True)
+    token = torch.randperm(1000)[: rows * 5].view(rows, 5)
+    token[-1, 0] = token[0, 0]
+    call = anybatch.apply(["token"], ub_size)(lambda token: embedding(token).square().mean())
+    with pytest.raises(InexactError, match="scale_grad_by_freq"):
+        call(token=token)
+    assert embedding.weight.grad is None
 
 
 class _ComplexNet(nn.Module):

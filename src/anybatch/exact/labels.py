@@ -73,6 +73,7 @@ def label(large: Graph, large_rows: int, small: Graph, small_rows: int) -> Label
     couplings = [
         *_grow_twice(large, large_shapes, small_shapes, large_rows / small_rows),
         *_come_back(large, labels),
+        *_scaled_by_frequency(large),
     ]
     return Labelled(large, labels, tuple(dict.fromkeys(couplings)))
 
@@ -134,6 +135,14 @@ def _come_back(graph: Graph, labels: Sequence[Label]) -> Iterator[str]:
                     "a value over all rows of the piece, back to each row"
                 )
                 return
+
+
+def _scaled_by_frequency(graph: Graph) -> Iterator[str]:
+    """The first embedding that divides its gradient by how often an entry comes in the mini-batch."""
+    for node, name in zip(graph.nodes, graph.names, strict=True):
+        if name.startswith("Embedding") and getattr(node, "_saved_scale_grad_by_freq", False):
+            yield f"{pretty(name)} scales its gradient by frequencies in the piece (scale_grad_by_freq)"
+            return
 
 
 def pretty(name: str) -> str:
