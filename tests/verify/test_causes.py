@@ -481,16 +481,12 @@ def test_rounding_on_both_sides_of_the_true_result(roundings: int, is_exact: boo
 
 
 def test_rounding() -> None:
-    """Gradients that lose digits in single rows only are told from a wrong method."""
-    weight = torch.ones((), requires_grad=True)
-
-    def step(x: Tensor) -> Tensor:
-        loses_digits = x.dtype == torch.float32 and len(x) == 1
-        return (weight * x).sum() * (1.5 if loses_digits else 1.0)
-
-    decorated = anybatch.apply(["x"], ub_size=1, weight="sum", on_inexact="ignore")(step)
-    found = anybatch.verify(decorated, torch.ones(10))
-    assert found.largest_error_ratio == pytest.approx(0.5)
+    """Gradients that lose digits in single rows are told from a wrong method."""
+    weight = torch.ones((), dtype=torch.bfloat16, requires_grad=True)
+    # 256 + 1 is 256 in bfloat16, unless it is added up with more digits, beside the other rows.
+    rows = torch.tensor([[256.0, 1.0], [-256.0, 0.0]] * 5, dtype=torch.bfloat16)
+    found = anybatch.verify(anybatch.apply(["x"], ub_size=1)(lambda x: (weight * x).sum()), rows)
+    assert found.largest_error_ratio == pytest.approx(1.0)
     assert len(found.causes) == 1
     assert found.causes[0].startswith("Rounding: in float64 the difference is 0")
 
