@@ -61,7 +61,9 @@ def apply(
         on_inexact: What to do with a loss that does not add up: `"raise"`, `"warn"` or `"ignore"` (which
             leaves out the probe, too, and takes losses for what their graph looks like).
         batch_dim: The dim that holds rows: an int, or one per dotted path (`"x"`, `"batch.mask"`). None
-            declares an entry that is shared by all rows; `"list"` a list with one element per row.
+            declares an entry that is shared by all rows; `"list"` a list with one element per row;
+            `"balanced"` rows that differ in what they hold, of which all pieces are to hold nearly the same;
+            the path of another entry, that rows lie one after another, with their lengths in the other.
         whole_batch_loss: Not available yet.
         batch_norm: What BatchNorm layers in training mode do. `"micro"`: all as in a mini-batch of the
             micro-batch's size, with a warning. `"deferred"`: the same, but running statistics are updated

@@ -66,11 +66,11 @@ def test_several_balanced_entries_count_together() -> None:
     assert lay_out(batch, batch_dim={"x": "balanced", "y": "balanced"}).amounts == [3, 4]
 
 
-@pytest.mark.parametrize("value", [torch.ones(4, 2), np.ones(4), torch.eye(4).to_sparse()])
+@pytest.mark.parametrize("value", [torch.ones(4, 2), np.ones(4), torch.eye(4).to_sparse(), 5, "text", None])
 def test_rows_of_one_size_are_refused(value: Any) -> None:
     """Balancing where all rows hold the same is a mistake."""
     with pytest.raises(BatchError, match="x is declared 'balanced', but its rows all hold the same"):
-        lay_out({"x": value}, batch_dim={"x": "balanced"})
+        lay_out({"x": value, "y": torch.ones(4)}, batch_dim={"x": "balanced"})
 
 
 @pytest.mark.parametrize(("rows", "ub_size"), [(10, 4), (9, 2), (12, 5)])

@@ -194,3 +194,11 @@ def test_attribute_set_after_batching_is_refused() -> None:
     value.weight = torch.ones(4)
     with pytest.raises(BatchError, match="was given weight after its graphs were put together"):
         lay_out({"graphs": value})
+
+
+def test_graphs_without_nodes_are_not_balanced() -> None:
+    """Where the nodes of each graph are not known, pieces can't be balanced by them."""
+    value = Batch.from_data_list([Data(y=torch.ones(1)) for _ in range(4)])
+    assert lay_out({"graphs": value}).rows == 4
+    with pytest.raises(BatchError, match=r"graphs .* does not know how many nodes"):
+        lay_out({"graphs": value}, batch_dim={"graphs": "balanced"})

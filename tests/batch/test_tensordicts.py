@@ -145,3 +145,9 @@ def test_missing_batch_dim_is_refused() -> None:
     value = TensorDict({"x": torch.ones(4, 2)}, batch_size=[])
     with pytest.raises(BatchError, match=r"batch \(tensordict.*has no batch dim 0.*Set its `batch_size`"):
         lay_out({"batch": value})
+
+
+def test_declaring_inside_is_refused() -> None:
+    """A TensorDict is cut as one, so nothing can be declared of its entries."""
+    with pytest.raises(BatchError, match=r"batch \(tensordict.*is cut as one. Declare nothing inside it"):
+        lay_out({"batch": _tensordict(4)}, batch_dim={"batch.x": 1})

@@ -10,6 +10,7 @@ from anybatch.batch.amounts import row_amounts
 from anybatch.batch.containers import container_of
 from anybatch.batch.declared import BALANCED, Declared, Rule, child_path, dim_of
 from anybatch.batch.entries import is_entry, name_of, possible_rows, why_not, why_unknown
+from anybatch.batch.kinds import CannotCut
 from anybatch.batch.leaves import is_strided
 from anybatch.batch.lengths import read_lengths
 from anybatch.batch.lists import read_list
@@ -91,10 +92,12 @@ def _entries(
         return
     if rule == "list":
         yield Entry(path, value, rule, _why_no_list(value, path, declared))
-    elif rule == BALANCED and (is_entry(value) or _is_list(value)):
+    elif rule == BALANCED and (
+        is_entry(value) or _is_list(value) or (path in declared.paths and not container)
+    ):
         yield Entry(path, value, rule, _why_not_balanced(value, path))
     elif is_entry(value):
-        problem = _why_no_runs(value, path, rule, declared) or why_not(value, path, dim_of(rule), is_named)
+        problem = _why_not_so(value, path, rule, declared) or why_not(value, path, dim_of(rule), is_named)
         if problem or rule is not None:
             yield Entry(path, value, rule, problem)
     elif container is None:
@@ -122,16 +125,21 @@ def _is_list(value: Any) -> bool:
 
 def _why_not_balanced(value: Any, path: str) -> str:
     problem = why_not(value, path, 0, is_named=False)
-    if problem or row_amounts(value) is not None:
-        return problem
+    try:
+        if problem or row_amounts(value) is not None:
+            return problem
+    except CannotCut as reason:
+        return f"{path} ({name_of(value)}) {reason}"
     return (
         f"{path} is declared 'balanced', but its rows all hold the same ({name_of(value)}). Declare that for "
         "graphs, jagged and packed sequences or a list."
     )
 
 
-def _why_no_runs(value: Any, path: str, rule: Rule, declared: Declared) -> str:
-    """Why an entry can't hold rows of the declared lengths one after another."""
+def _why_not_so(value: Any, path: str, rule: Rule, declared: Declared) -> str:
+    """Why an entry is not what it is declared to be."""
+    if declared.is_below(path):
+        return f"{path} ({name_of(value)}) is cut as one. Declare nothing inside it."
     lengths = declared.lengths_for(value, rule)
     if lengths is None:
         return ""
