@@ -54,7 +54,7 @@ class Rehearser:
         self.notes: list[str] = []
         self.names: tuple[str | None, ...] = ()
 
-    def __call__(self, start: int, stop: int, *, keeps: bool) -> Rehearsal:
+    def __call__(self, start: int, stop: int, *, keeps: bool, records: bool = True) -> Rehearsal:
         """Runs rows `start` to `stop`.
 
         Raises:
@@ -62,34 +62,36 @@ class Rehearser:
         """
         try:
             if self._mode is None:
-                run = self._find_mode(start, stop)
+                run = self._find_mode(start, stop, records)
                 if run is not None and not keeps:
                     return run
-            return self._run_lightly(start, stop, keeps, self._mode or _Mode.AS_IS)
+            return self._run_lightly(start, stop, keeps, self._mode or _Mode.AS_IS, records)
         except Exception as error:  # any error, to ask the one guard about it
             if stop - start <= self._most_rows or not is_out_of_memory(error):
                 raise
         raise NoRoom
 
-    def _run_lightly(self, start: int, stop: int, keeps: bool, mode: _Mode) -> Rehearsal:
+    def _run_lightly(
+        self, start: int, stop: int, keeps: bool, mode: _Mode, records: bool = False
+    ) -> Rehearsal:
         """Runs without large results, if that is wanted and no inner gradient needs them."""
         if keeps or self._needs_results:
-            return self._run(start, stop, True, mode)
+            return self._run(start, stop, True, mode, records)
         try:
-            return self._run(start, stop, False, mode)
+            return self._run(start, stop, False, mode, records)
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
         self._needs_results = True
-        return self._run(start, stop, True, mode)
+        return self._run(start, stop, True, mode, records)
 
-    def _find_mode(self, start: int, stop: int) -> Rehearsal | None:
+    def _find_mode(self, start: int, stop: int, records: bool) -> Rehearsal | None:
         """Settles the mode: the one that changes least of those in which runs can be compared.
 
         Returns:
             The run as it is, where that is the mode.
         """
-        as_is = self._as_is(start, stop)
+        as_is = self._as_is(start, stop, records)
         self._mode = _Mode.AS_IS
         if as_is is not None and as_is.not_comparable is None:
             return as_is
@@ -98,13 +100,13 @@ class Rehearser:
         self._mode = next(helping, _Mode.AS_IS)
         return None
 
-    def _as_is(self, start: int, stop: int) -> Rehearsal | None:
+    def _as_is(self, start: int, stop: int, records: bool) -> Rehearsal | None:
         """A run as it is; None where it fails as BatchNorm does that gets a single row on one of its devices.
 
         A failure of another kind comes again where it matters.
         """
         try:
-            return self._run_lightly(start, stop, False, _Mode.AS_IS)
+            return self._run_lightly(start, stop, False, _Mode.AS_IS, records)
         except ValueError:
             return None
 
@@ -115,10 +117,14 @@ class Rehearser:
         except Exception:  # what fails in this mode only (some models return no loss then) is no failure
             return False
 
-    def _run(self, start: int, stop: int, keeps: bool, mode: _Mode) -> Rehearsal:
+    def _run(self, start: int, stop: int, keeps: bool, mode: _Mode, records: bool) -> Rehearsal:
         piece = piece_of(self._layout, start, stop - start, self._device)
-        recorder = Recorder()
-        with self._conditions(mode) as transaction, nullcontext() if keeps else light_graph(), recorder:
+        recorder = Recorder() if records else None
+        with (
+            self._conditions(mode) as transaction,
+            nullcontext() if keeps else light_graph(),
+            recorder or nullcontext(),
+        ):
             value = self._bound.run(outside_inference(piece.arguments))
             transaction.gradients.check_untouched(self._bound.name)
             result = returned(value, self._bound.name, needs_graph=True)
@@ -130,7 +136,8 @@ class Rehearser:
         # As they are, modules have just been seen to leave nothing behind: their backward does not either.
         is_as_is = mode is _Mode.AS_IS and not transaction.norms.changes_layers
         conditions = eager if is_as_is else partial(self._conditions, mode)
-        return Rehearsal(result.losses, recorder.values, inputs, not_comparable, conditions)
+        recorded = recorder.values if recorder else {}
+        return Rehearsal(result.losses, recorded, inputs, not_comparable, conditions)
 
     @contextmanager
     def _conditions(self, mode: _Mode) -> Iterator[Transaction]:

@@ -20,7 +20,7 @@ from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Parts, Recorder
 from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import has_backward_hooks
-from anybatch.fit.sums import ends_block, is_low
+from anybatch.fit.sums import ends_block, is_low, is_single
 from anybatch.fit.transaction import Transaction
 
 _LARGEST_STEP = 4.0
@@ -168,12 +168,10 @@ def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted
         losses = PieceLosses.in_one_piece(result.losses)
     transaction.gradients.make_fresh()
     scale.install(plans)
-    share = scale.exact_share(result.losses, plans)
+    share, takes_all = scale.exact_share(result.losses, plans), _takes_all(call, piece, result)
     torch.autograd.backward(scale.seeded(transaction.scaler.scaled(result.losses), plans, share))
     transaction.gradients.look()
     if call.is_cut:
-        has_low_loss = any(is_low(loss.dtype) for loss in result.losses)
-        takes_all = has_low_loss or ends_block(piece.index, len(call.sizes))
         transaction.gradients.gather(share, takes_all=takes_all)
     inputs = tuple(leaf.gradient(share) for leaf in piece.inputs)
     return _Done(
@@ -182,6 +180,17 @@ def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted
         result.settled(detach(result.others, call.layout.device)),
         inputs,
     )
+
+
+def _takes_all(call: Call, piece: Piece, result: Returned) -> bool:
+    """Is all that was accumulated to be added up apart from what comes after the piece?"""
+    if any(is_low(loss.dtype) for loss in result.losses):
+        return True
+    if not ends_block(piece.index, len(call.sizes)):
+        return False
+    if call.memory.is_single is None:
+        call.memory.is_single = is_single(graph.lowest_precision(graph.read(result.losses).nodes))
+    return call.memory.is_single
 
 
 def _look_at_graph(call: Call, transaction: Transaction, piece: Piece, result: Returned) -> None:

@@ -81,11 +81,18 @@ def test_common_law_prefers_a_mean_to_a_sum() -> None:
     assert common([TermLaw(Law.SUM), mean]) == mean
 
 
-def test_common_law_follows_rows_only_if_every_cut_does_at_the_same_rate() -> None:
-    """Cuts with other counts per row show that the rows don't tell the denominator."""
-    one, two = (TermLaw(Law.MEAN, per_row=rate, follows_rows=True) for rate in (1.0, 2.0))
+def test_common_law_follows_rows_only_if_every_cut_does() -> None:
+    """A cut with uneven counts shows that the rows don't tell the denominator."""
+    one, two = (TermLaw(Law.MEAN, per_row=1.0, follows_rows=follows) for follows in (True, False))
     assert common([one, one]).follows_rows
     assert not common([one, two]).follows_rows
+    assert not common([two, one]).follows_rows
+
+
+def test_common_law_of_two_rates_keeps_the_last() -> None:
+    """Pieces are measured against the rate of the last cut, so that those of another one are looked at."""
+    one, two = (TermLaw(Law.MEAN, per_row=rate, follows_rows=True) for rate in (1.0, 2.0))
+    assert common([one, two]) == two
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class _Function:
         self.loss, self.mask, self.most_rows, self.doubt = loss, mask, most_rows, doubt
         self.runs: list[tuple[int, int]] = []
 
-    def __call__(self, start: int, stop: int, *, keeps: bool) -> Rehearsal:
+    def __call__(self, start: int, stop: int, *, keeps: bool, records: bool = True) -> Rehearsal:
         self.runs.append((start, stop))
         if stop - start > self.most_rows:
             raise NoRoom
@@ -230,13 +230,22 @@ def test_probe_takes_zero_for_no_value_of_an_unreadable_term() -> None:
     assert (0, 1) in function.runs
 
 
-def test_probe_looks_for_an_epsilon_twice() -> None:
-    """A constant in the denominator is confirmed on a second cut; a mean without one needs none."""
-    for epsilon, is_asked in ((1e-4, True), (0.0, False)):
-        function = _Function(lambda z, y, m, e=epsilon: (z * m).sum() / (m.sum() + e))
-        _probe(function, CUT, Cut(1, 4, 7, ROWS), Cut(2, 4, 8, ROWS))
-        assert ((1, 7) in function.runs) is is_asked
-        assert (2, 8) not in function.runs
+@pytest.mark.parametrize(
+    ("loss", "is_asked"),
+    [
+        (lambda z, y, m: (z * m).sum() / (m.sum() + 1e-4), True),
+        (lambda z, y, m: (z * m).sum() / m.sum(), True),
+        (lambda z, y, m: (z * m).sum() / len(z), False),
+        (lambda z, y, m: (z * m).sum() / 100, False),
+    ],
+)
+def test_probe_confirms_counts_and_epsilons(loss: Loss, is_asked: bool) -> None:
+    """What may add up by chance is confirmed on three other cuts; what follows the rows needs none."""
+    function = _Function(loss)
+    _probe(function, CUT, Cut(1, 4, 7, ROWS), Cut(2, 4, 7, ROWS), Cut(0, 3, 7, ROWS), Cut(2, 4, 8, ROWS))
+    assert ((1, 7) in function.runs) is is_asked
+    assert ((0, 7) in function.runs) is is_asked
+    assert (2, 8) not in function.runs
 
 
 def test_probe_with_noise_of_its_own_compares_nothing_and_says_so() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 _FEW_ROWS = 4
 _WIDE_ROWS = 8
+_ENOUGH_ROWS = 16
 _MOST_CUTS = 8
 
 
@@ -34,6 +35,11 @@ class Cut:
         return (self.start, self.stop + 1) if self.stop < self.total else (self.start - 1, self.stop)
 
     @property
+    def halves(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The first row of each half, and the row after its last."""
+        return (self.start, self.middle), (self.middle, self.stop)
+
+    @property
     def rows(self) -> tuple[int, int]:
         return self.middle - self.start, self.stop - self.middle
 
@@ -58,20 +64,35 @@ def wide(rows: int, total: int) -> Cut | None:
     return replace(halve(0, width, total), is_wide=True) if rows <= _FEW_ROWS and width > rows else None
 
 
-def straddle(sizes: Sequence[int], index: int) -> Cut:
-    """As many rows as a piece has, from the last of the piece before the given one on into it."""
-    border, rows = sum(sizes[:index]), max(min(sizes[index], sum(sizes)), 2)
+def straddle(sizes: Sequence[int], index: int) -> list[Cut]:
+    """The given piece and the one before it, together; then as many rows as a piece has, on both sides."""
+    border, total = sum(sizes[:index]), sum(sizes)
+    rows = max(min(sizes[index], total), 2)
     start = max(border - rows // 2, 0)
-    stop = min(start + rows, sum(sizes))
-    return Cut(start, border, stop, sum(sizes))
+    both = Cut(border - sizes[index - 1], border, border + sizes[index], total, is_wide=True)
+    return [both, Cut(start, border, min(start + rows, total), total)]
 
 
 def spread(sizes: Sequence[int], index: int) -> list[Cut]:
-    """The piece of the given index, then as many rows from elsewhere, spread over the mini-batch."""
+    """Rows of the piece of the given index, then others, spread over the mini-batch.
+
+    The first cut is the one that costs: of a large piece it takes a part. The next two are small and from
+    elsewhere, for what adds up on some rows by chance: of three rows, two or one, no batch has a half.
+    """
     rows, total = sizes[index], sum(sizes)
     start, last = sum(sizes[:index]), total - rows
+    few = max(min(rows, _ENOUGH_ROWS), rows // 4)
     steps = range(1, _MOST_CUTS + 1)
     starts = [start, *((start + step * max(last, 1) // _MOST_CUTS) % (last + 1) for step in steps)]
-    cuts = [halve(one, rows, total) for one in dict.fromkeys(starts)]
-    # Of another size, for constants that only look like ones at one size.
-    return [cuts[0], halve(start, rows // 2, total), *cuts[1:]] if rows >= 4 else cuts
+    pieces = [halve(one, rows, total) for one in dict.fromkeys(starts)]
+    first = halve(start, few, total)
+    places = starts[_MOST_CUTS // 2], starts[_MOST_CUTS // 4]
+    small = [_small(place, size, rows, total) for place, size in zip(places, (3, 2), strict=True)]
+    return list(dict.fromkeys([first, *(cut for cut in small if cut and cut.rows != first.rows), *pieces]))
+
+
+def _small(start: int, size: int, rows: int, total: int) -> Cut | None:
+    """A cut of few rows, if there are as many; wide if a piece has fewer."""
+    if total < size:
+        return None
+    return replace(halve(min(start, total - size), size, total), is_wide=size > max(rows, 2))

@@ -111,7 +111,9 @@ def _offset(whole: Reading, halves: Sequence[Reading]) -> float:
 def common(laws: Sequence[TermLaw]) -> TermLaw:
     """The law that several cuts of the same loss agree on.
 
-    A mean may look like a sum where halves have equal denominators by chance, not the other way round.
+    A mean may look like a sum where halves have equal denominators by chance, not the other way round. Where
+    it follows the rows of each cut, at different rates, it is still said to follow them: pieces that depart
+    from the rate are looked at together (`correction.departure`).
 
     Raises:
         NoLaw: They are means with different constants, so the constant is none.
@@ -121,9 +123,7 @@ def common(laws: Sequence[TermLaw]) -> TermLaw:
         return laws[0]
     if any(abs(one.c0 - means[0].c0) > 2 * max(one.c0_error, means[0].c0_error) for one in means):
         raise NoLaw("divides by something that adds up over rows only nearly")
-    follows_rows = all(one.follows_rows for one in laws)
-    follows_rows = follows_rows and all(_near(one.per_row, means[0].per_row, 1e-12) for one in means)
-    return replace(means[0], follows_rows=follows_rows)
+    return replace(means[-1], follows_rows=all(one.follows_rows for one in laws))
 
 
 def of_values(whole: float, halves: Sequence[float], rows: Sequence[int], tolerance: float) -> Law | None:

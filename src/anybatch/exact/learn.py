@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from anybatch.exact import law
+from anybatch.exact import law, nodes
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen
 from anybatch.exact.labels import pretty
@@ -13,8 +13,16 @@ from anybatch.exact.terms import Key, Kind
 from anybatch.exact.whole import Whole
 
 
+class Mislabelled(Exception):
+    """What was taken for parameters alone is another for other rows, of which as many passed a mask."""
+
+
 def learn(whole: Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tuple[str, ...]]:
-    """The law of each term, and why there is none where there is none."""
+    """The law of each term, and why there is none where there is none.
+
+    Raises:
+        Mislabelled: A term that has no rows by its labels has some.
+    """
     laws: dict[Key, TermLaw] = {}
     causes: list[str] = []
     notes: list[str] = []
@@ -42,11 +50,16 @@ def _law_of(whole: Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: l
     others = [half.readings[place] for half in halves]
     if term.kind is Kind.ROWS:
         return law.of_denominators(reading, others, cut.rows, whole.allowed.absolute)
-    if term.kind is Kind.PARAMETERS:
-        return law.of_constants(reading, others, cut.rows)
-    name = pretty(term.end) or "the loss"
     parts = [seen.parts[place] for seen in (whole.seen, *halves)]
     known = [part for part in parts if part is not None]
+    if term.kind is Kind.PARAMETERS:
+        found = law.of_constants(reading, others, cut.rows)
+        moves = any(abs(part - known[0]) > whole.allowed.slack(part, known[0]) for part in known)
+        sums_up = term.end.startswith(("Sum", "Mean")) or term.end in nodes.LOSSES
+        if found.law is Law.ONCE and sums_up and moves and not whole.not_comparable:
+            raise Mislabelled
+        return found
+    name = pretty(term.end) or "the loss"
     if whole.not_comparable or len(known) < len(parts):
         notes.append(f"{name} can't be read from its graph and is taken for a mean over rows")
         return TermLaw(Law.ROWS)
@@ -55,16 +68,16 @@ def _law_of(whole: Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: l
     if by_constants is not None:
         notes.append(f"{name} can't be read from its graph; its halves fit the constants that divide it")
         return by_constants
-    found = law.of_values(known[0], known[1:], cut.rows, slack)
-    if found is None:
+    by_values = law.of_values(known[0], known[1:], cut.rows, slack)
+    if by_values is None:
         raise law.NoLaw(
             "can't be read from its graph, and combines neither like a mean over rows nor like a sum: "
             f"{known[1]:.8g} and {known[2]:.8g} for {cut.rows[0]} and {cut.rows[1]} rows, "
             f"{known[0]:.8g} for both together"
         )
-    kind = "a mean over rows" if found is Law.ROWS else "a sum"
+    kind = "a mean over rows" if by_values is Law.ROWS else "a sum"
     notes.append(f"{name} can't be read from its graph; it was found to combine like {kind}")
-    return TermLaw(found)
+    return TermLaw(by_values)
 
 
 def _law_of_constants(

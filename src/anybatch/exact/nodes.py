@@ -75,7 +75,7 @@ _PER_ELEMENT = {
 _PER_ROW = {"MultiMarginLossBackward0", "MultilabelMarginLossBackward0"}
 NLL = {"NllLossBackward0", "NllLoss2DBackward0"}
 _WITH_SIZES = _PER_ELEMENT | _PER_ROW
-_WITH_REDUCTION = NLL | _WITH_SIZES
+LOSSES = NLL | _WITH_SIZES
 _MEAN, _SUM = 1, 2
 
 
@@ -191,6 +191,6 @@ def saved(node: Node, attribute: str):  # type: ignore[no-untyped-def]  # tensor
 
 def is_sum(node: Node, name: str) -> bool:
     """Does the node sum rows up without dividing?"""
-    if name in _WITH_REDUCTION:
+    if name in LOSSES:
         return bool(saved(node, "reduction") == _SUM)
     return name in operations.CONTRACTIONS or name.startswith(("SumBackward", "NansumBackward"))

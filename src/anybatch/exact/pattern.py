@@ -12,7 +12,7 @@ from anybatch.exact.reading import OtherGraph, Reading, follow
 from anybatch.exact.terms import Key, Term, unlabelled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """The loss of a function as one probe, or the caller's weights, explain it.
 
@@ -25,6 +25,7 @@ class Pattern:
         warnings: What could not be proved.
         has_fixed_graph: Is the graph the same for every number of rows?
         is_proved: Was there anything to compare? Not where a loss was nan.
+        is_linear: Does half a loss have half its gradient? Not where a hook clips gradients on their way.
     """
 
     terms: tuple[Term, ...]
@@ -34,6 +35,7 @@ class Pattern:
     warnings: tuple[str, ...] = ()
     has_fixed_graph: bool = True
     is_proved: bool = True
+    is_linear: bool = True
 
     def law(self, term: Term) -> TermLaw:
         """The law of one of its terms."""
@@ -77,7 +79,9 @@ class Memory:
         runs_plainly: Does the function run only without a graph while gradients are disabled?
         has_no_room: Did a probe of two rows run out of memory?
         has_bare_leaves: Are there leaves that belong to no module?
+        is_single: Does the graph compute in float32 and nothing coarser? None before that was looked at.
         probes: How often the function was probed.
+        compared: The pairs of patterns of which pieces were looked at together.
     """
 
     patterns: list[Pattern] = field(default_factory=list)
@@ -89,7 +93,9 @@ class Memory:
     runs_plainly: bool = False
     has_no_room: bool = False
     has_bare_leaves: bool = False
+    is_single: bool | None = None
     probes: int = 0
+    compared: set[frozenset[tuple[Term, ...]]] = field(default_factory=set)
 
     @property
     def is_proved(self) -> bool:

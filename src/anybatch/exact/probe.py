@@ -2,8 +2,8 @@
 
 The graph shows what a loss divides by. It can't show what came in through constants: advantages
 normalised over the batch, targets centred, rows mixed with each other. So the probe also computes: the
-halves, scaled by the laws, must give the loss of the piece, and its gradient at the leaves nearest to it
-(`evidence.py`). That can refute a law; it can't prove one.
+halves, scaled by the laws, must give the loss of the piece, and its gradient at leaves that see all of the
+way down (`evidence.py`, `cover.py`). That can refute a law; it can't prove one.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from anybatch.exact import evidence, law, scale, shares
+from anybatch.exact import evidence, graph, law, mixed, scale, shares
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen, Trial
 from anybatch.exact.law import Law
-from anybatch.exact.learn import learn
+from anybatch.exact.learn import Mislabelled, learn
 from anybatch.exact.pattern import Pattern, weighted
 from anybatch.exact.reading import OtherGraph
 from anybatch.exact.rehearsal import NoRoom, Rehearsal, Rehearse
-from anybatch.exact.scale import CannotScale
+from anybatch.exact.scale import CannotScale, Plan
 from anybatch.exact.terms import Kind, Term
-from anybatch.exact.weights import Given
 from anybatch.exact.whole import Weigh, Whole, own_terms, run_whole
+
+_CONFIRMATIONS = 3
 
 
 class Refuted(Exception):
@@ -56,10 +57,18 @@ def probe(
     found: list[_Result] = []
     for cut in cuts:
         try:
-            found.append(_probe_once(rehearse, cut, weigh, bool(known)))
+            before = [*known, *(result.pattern for result in found if result.is_clear)]
+            result = _probe_once(rehearse, cut, weigh, before)
+            found.append(replace(result, is_wide=cut.is_wide))
         except NoRoom:
             continue
-        if found[-1].ends_search(cut, known) and not _needs_another(found):
+        except Exception:  # any error: some functions don't run on so few rows
+            if not any(result.is_clear for result in found):
+                raise
+            break
+        if any(result.causes for result in found if result.is_clear):
+            break
+        if any(result.ends_search(known) for result in found) and not _needs_another(found):
             break
     clear = [result for result in found if result.is_clear]
     if not clear and known:
@@ -68,24 +77,33 @@ def probe(
 
 
 def _needs_another(found: Sequence[_Result]) -> bool:
-    """Is there a constant in a denominator, such as an epsilon, that no other cut has confirmed yet?"""
-    clear = [result for result in found if result.is_clear and not result.causes]
-    return len(clear) == 1 and any(law.c0 for law in clear[0].pattern.laws.values())
+    """Does a term divide by more than its rows, such as a count, and few other cuts have confirmed it yet?
+
+    What selects rows by their values, or counts a part of them, may by chance add up on some cuts.
+    """
+    clear = [result for result in found if result.is_clear]
+    tried = len(found) - found.index(clear[0])
+    return tried <= _CONFIRMATIONS and any(
+        known.c0 or (known.law is Law.MEAN and not known.follows_rows and clear[0].is_compared)
+        for result in clear
+        for known in result.pattern.laws.values()
+    )
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What one cut says: a pattern, why it can't be, and whether the rows showed all of it."""
+    """What one cut says: a pattern, or why it can't be, and whether its rows and numbers showed all of it."""
 
     pattern: Pattern
     causes: tuple[str, ...] = ()
     is_clear: bool = True
+    is_compared: bool = True
+    is_wide: bool = False
 
-    def ends_search(self, cut: Cut, known: Sequence[Pattern]) -> bool:
-        if not self.is_clear:
-            return False
+    def ends_search(self, known: Sequence[Pattern]) -> bool:
+        """Does it say all, of rows no wider than a piece, and something new?"""
         is_new = all(self.pattern.terms != other.terms for other in known)
-        return bool(self.causes) or (not cut.is_wide and is_new)
+        return self.is_clear and not self.is_wide and is_new
 
 
 def _verdict(results: Sequence[_Result]) -> list[Pattern]:
@@ -106,37 +124,89 @@ def _verdict(results: Sequence[_Result]) -> list[Pattern]:
 def _merged(patterns: Sequence[Pattern]) -> Pattern:
     last = patterns[-1]
     laws = {term.key: law.common([pattern.law(term) for pattern in patterns]) for term in last.terms}
-    return replace(last, laws=laws, uses_values=any(pattern.uses_values for pattern in patterns))
+    return replace(
+        last,
+        laws=laws,
+        uses_values=any(pattern.uses_values for pattern in patterns),
+        warnings=tuple(note for note in last.warnings if all(note in one.warnings for one in patterns)),
+        is_linear=all(pattern.is_linear for pattern in patterns),
+    )
 
 
-def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known_before: bool) -> _Result:
+def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known: Sequence[Pattern]) -> _Result:
     whole = run_whole(rehearse, cut, weigh)
     if whole.refusals:
         return _Result(_by_rows(whole), whole.refusals)
     keeps = bool(whole.leaves)
-    runs = [rehearse(cut.start, cut.middle, keeps=keeps), rehearse(cut.middle, cut.stop, keeps=keeps)]
+    records = whole.is_recorded
+    runs = [rehearse(start, stop, keeps=keeps, records=records) for start, stop in cut.halves]
     try:
+        _check_form(whole, runs)
         whole, halves, is_other_form = _see_halves(whole, runs)
     except OtherGraph as difference:
         cause = f"rows {cut.start} to {cut.stop} and their halves have different losses: {difference}"
-        return _Result(_by_rows(whole), (cause,), is_clear=False)
-    known, causes = learn(whole, halves, cut)
+        mixed = _probe_mixed(rehearse, cut, weigh, known, runs)
+        return mixed or _Result(_by_rows(whole), (cause,), is_clear=False)
+    try:
+        learnt, causes = learn(whole, halves, cut)
+    except Mislabelled:
+        whole = replace(whole, terms=whole.own_terms, seen=whole.own_seen, is_labelled=False)
+        halves = [evidence.see(run, whole.terms) for run in runs]
+        learnt, causes = learn(whole, halves, cut)
     is_clear = _shows_all(whole, halves, cut)
+    # Numbers refute also where nothing counts in one of the halves.
+    is_sound = whole.is_labelled and all(term.kind is not Kind.OPAQUE for term in whole.terms)
+    is_doubtful = any(reading.is_doubtful for seen in (whole.seen, *halves) for reading in seen.readings)
+    says_nothing = bool(known) and (is_doubtful or not whole.is_labelled)
     if causes:
-        says_nothing = is_other_form or (known_before and not whole.is_labelled)
-        return _Result(known, causes, is_clear and not says_nothing)
+        stands = is_clear or (is_sound and whole.seen.is_finite)
+        return _Result(learnt, causes, stands and not (is_other_form or says_nothing))
     if not whole.seen.is_finite and not whole.not_comparable:
-        return _Result(replace(known, is_proved=False), (), is_clear)
+        return _Result(replace(learnt, is_proved=False), (), is_clear)
     doubt = whole.not_comparable and f"{whole.not_comparable}, so the pieces were not compared with the whole"
     if not doubt:
-        given = [weigh(cut.start, cut.middle), weigh(cut.middle, cut.stop)]
-        compared, causes = _compare(known, whole, halves, runs, given, cut)
-        if not causes or _repeats_itself(rehearse, cut, whole):
-            return _Result(compared, causes, is_clear)
+        compared, causes = _compare(rehearse, weigh, learnt, whole, halves, runs, cut)
+        if not causes or _repeats_itself(rehearse, cut, whole.seen.losses, whole.allowed):
+            stands = (is_clear or is_sound) and not says_nothing
+            return _Result(compared, causes, stands if causes else is_clear)
         doubt = (
             "two runs on the same rows differ (random numbers of its own, or state?), so nothing was compared"
         )
-    return _Result(replace(known, warnings=(*known.warnings, doubt)), (), is_clear)
+    return _Result(replace(learnt, warnings=(*learnt.warnings, doubt)), (), is_clear, is_compared=False)
+
+
+def _probe_mixed(
+    rehearse: Rehearse, cut: Cut, weigh: Weigh, known: Sequence[Pattern], halves: Sequence[Rehearsal]
+) -> _Result | None:
+    """What a piece shows whose halves have different forms, of which at least one is known."""
+    given = [weigh(start, stop) for start, stop in cut.halves]
+    if any(one for said in given for one in said):
+        return None
+    whole = rehearse(cut.start, cut.stop, keeps=False)
+    try:
+        form = mixed.known_form(whole, known) or mixed.new_form(whole, halves, known, cut)
+    except law.NoLaw as reason:
+        return _Result(weighted([Law.ROWS] * len(whole.losses)), (str(reason),))
+    patterns = [*known, form.pattern] if form else []
+    forms = [one for half in halves if (one := mixed.known_form(half, patterns))]
+    if form is None or len(forms) < len(halves):
+        return None
+    cause = None if whole.not_comparable else mixed.disagreement(whole, forms, given, cut)
+    allowed = evidence.tolerance(graph.read(whole.losses))
+    if cause and _repeats_itself(rehearse, cut, form.seen.losses, allowed):
+        return _Result(form.pattern, (cause,))
+    return _Result(form.pattern)
+
+
+def _check_form(whole: Whole, halves: Sequence[Rehearsal]) -> None:
+    """Looks whether an unread loss has one form in a half and another one in the other.
+
+    Raises:
+        OtherGraph: It has.
+    """
+    alike = [graph.outline(half.losses).structure == whole.structure for half in halves]
+    if not whole.is_labelled and not any(whole.given) and any(alike) and not all(alike):
+        raise OtherGraph("one half has the graph of both together, the other has not")
 
 
 def _see_halves(whole: Whole, runs: Sequence[Rehearsal]) -> tuple[Whole, list[Seen], bool]:
@@ -164,13 +234,14 @@ def _shows_all(whole: Whole, halves: Sequence[Seen], cut: Cut) -> bool:
     return is_one_form and counts and whole.seen.is_finite
 
 
-def _repeats_itself(rehearse: Rehearse, cut: Cut, whole: Whole) -> bool:
+def _repeats_itself(
+    rehearse: Rehearse, cut: Cut, losses: Sequence[float], allowed: evidence.Tolerance
+) -> bool:
     """Do two runs on the same rows give the same losses?"""
-    again = rehearse(cut.start, cut.stop, keeps=False)
+    again = rehearse(cut.start, cut.stop, keeps=False, records=False)
     values = [float(loss.detach().double()) for loss in again.losses]
     return all(
-        abs(one - other) <= whole.allowed.slack(one, other)
-        for one, other in zip(values, whole.seen.losses, strict=True)
+        abs(one - other) <= allowed.slack(one, other) for one, other in zip(values, losses, strict=True)
     )
 
 
@@ -199,11 +270,12 @@ def _by_rows(whole: Whole) -> Pattern:
 
 
 def _compare(
+    rehearse: Rehearse,
+    weigh: Weigh,
     known: Pattern,
     whole: Whole,
     halves: Sequence[Seen],
     runs: Sequence[Rehearsal],
-    given: Sequence[Sequence[Given | None]],
     cut: Cut,
 ) -> tuple[Pattern, tuple[str, ...]]:
     """Scales the halves by the laws and compares them with the piece: values first, then gradients.
@@ -211,6 +283,7 @@ def _compare(
     Returns:
         The pattern, with the law of what is left beside its terms, and why it can't be.
     """
+    given = [weigh(start, stop) for start, stop in cut.halves]
     pieces = [
         shares.weigh(known, half.readings, rows, amounts)
         for half, rows, amounts in zip(halves, cut.rows, given, strict=True)
@@ -218,20 +291,35 @@ def _compare(
     totals = shares.totals(pieces)
     factors = [shares.factors(piece, totals) for piece in pieces]
     try:
-        plans = [
-            scale.plans(known, half.readings, factor, len(pieces), is_final=True)
-            for half, factor in zip(halves, factors, strict=True)
-        ]
+        plans = _plans(known, halves, factors)
     except CannotScale as reason:
         return known, (str(reason),)
     trial = Trial(known, cut.rows, whole.seen, halves, factors, plans, whole.allowed)
     verdicts = [evidence.compare_values(trial, root) for root in range(known.losses)]
-    causes = [verdict.cause for verdict in verdicts if verdict.cause]
-    if not causes and whole.leaves:
-        scaled = [
-            evidence.gradients(run.losses, whole.leaves, plan) for run, plan in zip(runs, plans, strict=True)
-        ]
-        cause = evidence.compare_gradients(whole.gradients, scaled, whole.allowed)
-        causes = [cause] if cause else []
+    causes = tuple(verdict.cause for verdict in verdicts if verdict.cause)
     remainders = tuple(verdict.remainder for verdict in verdicts)
-    return replace(known, remainders=remainders, uses_values=any(remainders)), tuple(causes)
+    learnt = replace(known, remainders=remainders, uses_values=any(remainders))
+    if causes or not whole.leaves or not _compare_gradients(whole, runs, plans, part=0.5):
+        return learnt, causes
+    # Half of the loss may not have half of the gradient, though: a hook clips gradients, say.
+    again = [rehearse(start, stop, keeps=True, records=False) for start, stop in cut.halves]
+    plans = _plans(known, [evidence.see(run, known.terms) for run in again], factors)
+    cause = _compare_gradients(whole, again, plans, part=1.0)
+    return replace(learnt, is_linear=False), (cause,) if cause else ()
+
+
+def _plans(known: Pattern, halves: Sequence[Seen], factors: Sequence[Sequence[float]]) -> list[list[Plan]]:
+    return [
+        scale.plans(known, half.readings, factor, len(halves), is_final=True)
+        for half, factor in zip(halves, factors, strict=True)
+    ]
+
+
+def _compare_gradients(
+    whole: Whole, runs: Sequence[Rehearsal], plans: Sequence[Sequence[Plan]], *, part: float
+) -> str | None:
+    """Do the halves' gradients add up to the piece's? The halves are run backward with a part of the loss."""
+    halves = [
+        evidence.gradients(run, whole.leaves, plan, part) for run, plan in zip(runs, plans, strict=True)
+    ]
+    return evidence.compare_gradients(whole.gradients, halves, whole.allowed)

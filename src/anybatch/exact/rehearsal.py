@@ -33,6 +33,7 @@ class NoRoom(Exception):
 
 
 class Rehearse(Protocol):
-    """Runs the user's function on rows `start` to `stop`, keeping large saved tensors (`keeps`) or not."""
+    """Runs the user's function on rows `start` to `stop`."""
 
-    def __call__(self, start: int, stop: int, *, keeps: bool) -> Rehearsal: ...
+    def __call__(self, start: int, stop: int, *, keeps: bool, records: bool = True) -> Rehearsal:
+        """Runs it, keeping large saved tensors (`keeps`) or not, and recording small results or not."""

@@ -124,8 +124,11 @@ def in_exact_factors(pattern: Pattern, whole: dict[Key, float]) -> dict[Key, flo
 def needs_counting(pattern: Pattern) -> bool:
     """Must all denominators be counted before the first backward?
 
-    Not where all are known, and not where none is: then one common ratio sets them right at the end.
+    Not where all are known, and not where none is: then one common ratio sets them right at the end. But what
+    is not linear on the way back has to meet the gradient that it would meet in the whole.
     """
+    if not pattern.is_linear:
+        return True
     shared = [term for term in pattern.terms if pattern.law(term).law is not Law.ONCE]
     return 0 < _unknown(pattern) < len(shared)
 

@@ -73,6 +73,12 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.numel() <= _LARGEST_ELEMENTS
 
 
+def must_be_recorded(terms: Sequence[Term]) -> bool:
+    """Do losses tell the values of these terms only together with results on the way to them?"""
+    roots = [term.root for term in terms]
+    return len(set(roots)) < len(roots) or any(map(_has_constant_added, terms))
+
+
 def parts(
     losses: Sequence[torch.Tensor],
     values: Mapping[Node, torch.Tensor],

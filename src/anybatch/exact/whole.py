@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from anybatch.exact import evidence, graph, labels, terms
+from anybatch.exact.cover import covering_leaves
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen
 from anybatch.exact.rehearsal import NoRoom, Rehearsal, Rehearse
-from anybatch.exact.terms import Term
+from anybatch.exact.terms import Kind, Term
+from anybatch.exact.values import must_be_recorded
 from anybatch.exact.weights import Given
 
 _LEAVES = 4
@@ -30,13 +32,15 @@ class Whole:
         refusals: What its graph shows that no sum over pieces gives.
         given: For each loss what the caller says of it; None where the graph is read.
         seen: What it says of the terms.
-        leaves: Leaves near its terms.
+        leaves: Leaves at which its gradient is compared.
         gradients: Its gradients at these leaves.
         allowed: How close is equal.
         not_comparable: Why its numbers say nothing about those of another run; None where they do.
         is_labelled: Are the terms those of a graph whose rows are known?
+        structure: What tells its graph from those of other forms.
         own_terms: The terms of each loss as far as its graph can be read without labels.
         own_seen: What the piece says of these.
+        is_recorded: Are values of terms told by what was recorded? Its halves are recorded, too.
     """
 
     terms: tuple[Term, ...]
@@ -48,16 +52,18 @@ class Whole:
     allowed: evidence.Tolerance
     not_comparable: str | None
     is_labelled: bool
+    structure: int
     own_terms: tuple[Term, ...]
     own_seen: Seen
+    is_recorded: bool
 
 
 def _run_beside(rehearse: Rehearse, cut: Cut) -> tuple[Rehearsal, int]:
     start, stop = cut.beside
     try:
-        return rehearse(start, stop, keeps=False), stop - start
+        return rehearse(start, stop, keeps=False, records=False), stop - start
     except NoRoom:
-        return rehearse(cut.start, cut.middle, keeps=False), cut.rows[0]
+        return rehearse(cut.start, cut.middle, keeps=False, records=False), cut.rows[0]
 
 
 def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
@@ -70,15 +76,25 @@ def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
     small_graph = graph.read(small.losses)
     # Large results that no backward is to free would stay beside those of the halves.
     compares = not (cut.is_wide or small.not_comparable or graph.has_reentrant_checkpoint(small_graph))
-    large = rehearse(cut.start, cut.stop, keeps=compares)
-    large_graph = graph.read(large.losses)
     given = weigh(cut.start, cut.stop)
-    found = _find_terms(large_graph, sum(cut.rows), small_graph, small_rows, given)
+
+    def look(*, records: bool) -> tuple[Rehearsal, graph.Graph, terms.Findings]:
+        run = rehearse(cut.start, cut.stop, keeps=compares, records=records)
+        seen = graph.read(run.losses)
+        return run, seen, _find_terms(seen, sum(cut.rows), small_graph, small_rows, given)
+
+    # Recording takes time. Whether it is needed is seen for sure on the labelled graph only.
+    records = must_be_recorded(own_terms(small)) or _branches(small)
+    large, large_graph, found = look(records=records)
+    if not records and must_be_recorded(found.terms):
+        del large, large_graph
+        records = True
+        large, large_graph, found = look(records=records)
     seen = evidence.see(large, found.terms)
     leaves = _leaves_to_compare(large, large_graph, small_graph, seen) if compares else []
-    own = own_terms(large)
+    own, structure = own_terms(large), graph.outline(large.losses).structure
     own_seen = evidence.see(large, own)
-    gradients = evidence.gradients(large.losses, leaves, None)  # last, for it frees the graph
+    gradients = evidence.gradients(large, leaves)  # last, for it frees the graph
     return Whole(
         terms=tuple(found.terms),
         refusals=tuple(found.refusals),
@@ -89,22 +105,32 @@ def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
         allowed=evidence.tolerance(large_graph),
         not_comparable=large.not_comparable,
         is_labelled=found.is_labelled,
+        structure=structure,
         own_terms=own,
         own_seen=own_seen,
+        is_recorded=records,
     )
 
 
 def _leaves_to_compare(
     run: Rehearsal, large: graph.Graph, small: graph.Graph, seen: Seen
 ) -> list[torch.Tensor]:
-    """The leaves nearest to each term at which gradients of the piece and its halves can be compared."""
+    """The leaves at which gradients of the piece and its halves are compared.
+
+    Those nearest to each term, where gradients are large, and some that see all of the way down.
+    """
     if run.not_comparable:
         return []
     # Leaves that the function makes itself are others in each run.
     lasting = {id(leaf) for leaf in small.leaves()} - run.inputs
     ends = {reading.end for reading in seen.readings}
     places = [place for place, node in enumerate(large.nodes) if node in ends]
-    return graph.nearest_leaves(large, places, _LEAVES, lambda leaf: id(leaf) in lasting)
+
+    def accept(leaf: torch.Tensor) -> bool:
+        return id(leaf) in lasting
+
+    near = graph.nearest_leaves(large, places, _LEAVES, accept)
+    return list({id(leaf): leaf for leaf in (*near, *covering_leaves(large, accept))}.values())
 
 
 def _find_terms(
@@ -121,6 +147,11 @@ def _find_terms(
     found.terms += [terms.unlabelled(index) for index, one in enumerate(given) if one is not None]
     found.refusals += labelled.couplings
     return found
+
+
+def _branches(run: Rehearsal) -> bool:
+    """Does the way down from a loss branch before anything that is read there?"""
+    return any(term.kind is Kind.OPAQUE for term in own_terms(run))
 
 
 def own_terms(run: Rehearsal) -> tuple[Term, ...]:
