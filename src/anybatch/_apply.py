@@ -86,7 +86,9 @@ def apply(
         InexactError: The loss does not add up over pieces.
 
     Error:
-        Exact up to rounding: 1e-10 of the largest gradient where everything is float64.
+        Exact up to rounding: 1e-10 of the largest gradient where everything is float64. Gradients of less
+        than 32 bits are added up in float32, and those of float32 in blocks where there are more than 16
+        pieces, which each takes 4 bytes per element.
 
     Source:
         Piao et al., "Enabling large batch size training for DNN models beyond the memory limit while

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 
 import pytest
@@ -140,6 +141,23 @@ def test_failure_after_a_block_leaves_gradients(dtype: torch.dtype) -> None:
         anybatch.apply(["x"], ub_size=1, on_inexact="ignore")(step)(x=x)
     assert model.weight.grad is kept
     assert torch.equal(kept, values)
+
+
+@pytest.mark.parametrize(("dtype", "copies"), [(torch.float32, 1), (torch.float64, 0), (torch.bfloat16, 0)])
+def test_blocks_take_one_more_copy_where_digits_count(dtype: torch.dtype, copies: int) -> None:
+    """Between pieces a float32 gradient has one more copy; in float64 or under autocast it has none."""
+    model = nn.Linear(300, 2, bias=False).to(torch.float64 if dtype == torch.float64 else torch.float32)
+    x = torch.randn(40, 300, dtype=model.weight.dtype)
+    found: list[int] = []
+
+    def step(x: Tensor) -> Tensor:
+        alive = (one for one in gc.get_objects() if type(one) is Tensor and one.shape == model.weight.shape)
+        found.append(sum(one is not model.weight.grad for one in alive))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            return model(x).double().square().mean()
+
+    anybatch.apply(["x"], ub_size=1, on_inexact="ignore")(step)(x=x)
+    assert max(found) - found[0] == copies
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

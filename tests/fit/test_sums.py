@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anybatch.fit.sums import ends_block, is_low, plus, wide_dtype
+from anybatch.fit.sums import ends_block, is_low, is_single, plus, wide_dtype
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,15 @@ def test_dtype_of_sums(dtype: torch.dtype, wide: torch.dtype) -> None:
     """Sums have 32 bits at least; dtypes that have them stay."""
     assert wide_dtype(dtype) == wide
     assert is_low(dtype) == (dtype != wide)
+    assert is_single(dtype) == (dtype in (torch.float32, torch.complex64))
 
 
 @pytest.mark.parametrize(
     ("pieces", "ends"),
-    [(1, []), (64, []), (65, [63]), (128, [63]), (130, [63, 127]), (10_000, list(range(99, 9_999, 100)))],
+    [(1, []), (16, []), (17, [15]), (32, [15]), (40, [15, 31]), (10_000, list(range(99, 9_999, 100)))],
 )
 def test_ends_of_blocks(pieces: int, ends: list[int]) -> None:
-    """Blocks of 64 pieces, later of as many as there are blocks; what is left at the end is no block."""
+    """Blocks of 16 pieces, later of as many as there are blocks; what is left at the end is no block."""
     assert [index for index in range(pieces) if ends_block(index, pieces)] == ends
 
 

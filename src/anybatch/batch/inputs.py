@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from anybatch.memory.device import widest_float
+
 
 class InputGradient(NamedTuple):
     """What one piece adds to the gradient of one entry; all that has to be kept of a piece's leaf.
@@ -72,8 +74,9 @@ def input_gradients(collected: Iterable[InputGradient]) -> list[tuple[Tensor, Te
         if grad is None:
             continue
         if id(source) not in totals:
-            # In float32 at least: what each piece adds to a source that it got whole is small.
-            wide = source.dtype if dim is not None else torch.promote_types(source.dtype, torch.float32)
+            wide = source.dtype
+            if dim is None:  # each piece adds a little to all of it
+                wide = torch.promote_types(wide, widest_float(source.device))
             totals[id(source)] = source, torch.zeros_like(source, dtype=wide, requires_grad=False)
         total = totals[id(source)][1]
         place = total if dim is None else total.narrow(dim, start, grad.shape[dim])

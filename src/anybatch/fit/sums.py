@@ -1,8 +1,9 @@
 """Adding up the gradients of many pieces without losing digits.
 
 A sum of K pieces in bfloat16 loses what is smaller than 1/256 of it, and in float32 its rounding error grows
-with K. So gradients of less than 32 bits are added up in float32, piece by piece (4 bytes per element), and
-those of float32 in blocks, once there are more pieces than a block has (one more copy of the gradients).
+with K. So gradients of less than 32 bits are added up in float32, piece by piece (4 bytes per element). Those
+of float32 are added up in blocks, once there are more pieces than a block has, which takes one more copy of
+the gradients; but not where the graph rounds to less than 32 bits anyway, under autocast say.
 """
 
 import math
@@ -10,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-_LEAST_BLOCK = 64
+_LEAST_BLOCK = 16
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -23,8 +24,13 @@ def is_low(dtype: torch.dtype) -> bool:
     return wide_dtype(dtype) != dtype
 
 
+def is_single(dtype: torch.dtype) -> bool:
+    """Has a dtype the digits of float32?"""
+    return torch.finfo(dtype).eps == torch.finfo(torch.float32).eps
+
+
 def ends_block(index: int, pieces: int) -> bool:
-    """Is a piece the last of a block, with more to come? No more blocks than pieces in one, from 64 on.
+    """Is a piece the last of a block, with more to come? No more blocks than pieces in one, from 16 on.
 
     Source: N. J. Higham, "The accuracy of floating point summation", SIAM J. Sci. Comput. 14, 1993.
     """
