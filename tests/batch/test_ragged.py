@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,13 +121,17 @@ def test_jagged_outputs_are_joined(rows: int, ub_size: int) -> None:
     assert output.offsets().tolist() == x.offsets().tolist()
 
 
-def test_gradients_disabled() -> None:
-    """A jagged batch is evaluated in pieces too."""
+@pytest.mark.parametrize("disabled", [torch.no_grad, torch.inference_mode])
+def test_gradients_disabled(disabled: Callable[[], AbstractContextManager[None]]) -> None:
+    """A jagged batch is evaluated in pieces too, and jagged outputs are joined."""
     x, network = _jagged(10), _network()
 
-    def step(x: Tensor) -> Tensor:
-        return network(x).values().pow(2).mean()
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        output = network(x)
+        return output.values().pow(2).mean(), output
 
-    with torch.no_grad():
-        loss = anybatch.apply(["x"], ub_size=4)(step)(x=x)
-        torch.testing.assert_close(loss, step(x), rtol=1e-12, atol=0)
+    expected, _ = step(x)
+    with disabled():
+        loss, output = anybatch.apply(["x"], ub_size=4)(step)(x=x)
+    torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(output.values(), network(x).values().detach())

@@ -57,10 +57,15 @@ class _Settler:
 
 
 def _settled(output: Tensor, device: torch.device | None) -> Tensor:
-    detached = output.detach()
+    detached = _detached(output)
     moved = detached if device is None else detached.to(device)
     is_fresh = moved.device != output.device or (output.grad_fn is not None and not _is_part_of_more(output))
     return moved if is_fresh else moved.clone()
+
+
+def _detached(output: Tensor) -> Tensor:
+    with torch.inference_mode(False):  # in which jagged tensors can't be detached (torch 2.13)
+        return output.detach()
 
 
 def _is_part_of_more(output: Tensor) -> bool:
@@ -104,7 +109,7 @@ def join(outputs: Sequence[Any], rows: Sequence[int], device: torch.device | Non
 
 def _placed(output: Any, device: torch.device | None) -> Any:
     def place(tensor: Tensor) -> Tensor:
-        return tensor.detach() if device is None else tensor.detach().to(device)
+        return _detached(tensor) if device is None else _detached(tensor).to(device)
 
     return map_tensors(output, place)
 
@@ -126,7 +131,10 @@ def _join_cut_as_one(outputs: Sequence[Any], rows: Sequence[int]) -> Any:
     )
     if slicer is None or slicers or slicer.join is None or not have_rows:
         return list(outputs)
-    return outputs[0] if len(outputs) == 1 else slicer.join(list(outputs))
+    if len(outputs) == 1:
+        return outputs[0]
+    with torch.inference_mode(False), torch.no_grad():  # as in `_detached`
+        return slicer.join(list(outputs))
 
 
 def _has_rows(output: Array, rows: int) -> bool:

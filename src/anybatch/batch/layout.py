@@ -40,7 +40,8 @@ class Layout:
 
     def take(self, start: int, rows: int, taker: Taker) -> dict[str, Any]:
         """The arguments for `rows` rows from `start`, their tensors taken by `taker`."""
-        return {name: part.take(start, rows, taker) for name, part in self.parts.items()}
+        with torch.inference_mode(False):  # in which jagged tensors can't be cut or detached (torch 2.13)
+            return {name: part.take(start, rows, taker) for name, part in self.parts.items()}
 
     @cached_property
     def device(self) -> torch.device | None:
