@@ -57,15 +57,12 @@ class _Settler:
 
 
 def _settled(output: Tensor, device: torch.device | None) -> Tensor:
-    detached = _detached(output)
-    moved = detached if device is None else detached.to(device)
-    is_fresh = moved.device != output.device or (output.grad_fn is not None and not _is_part_of_more(output))
-    return moved if is_fresh else moved.clone()
-
-
-def _detached(output: Tensor) -> Tensor:
     with torch.inference_mode(False):  # in which jagged tensors can't be detached (torch 2.13)
-        return output.detach()
+        detached = output.detach()
+        moved = detached if device is None else detached.to(device)
+        has_left = moved.device != output.device
+        is_fresh = has_left or (output.grad_fn is not None and not _is_part_of_more(output))
+        return moved if is_fresh else moved.clone()
 
 
 def _is_part_of_more(output: Tensor) -> bool:
@@ -109,7 +106,8 @@ def join(outputs: Sequence[Any], rows: Sequence[int], device: torch.device | Non
 
 def _placed(output: Any, device: torch.device | None) -> Any:
     def place(tensor: Tensor) -> Tensor:
-        return _detached(tensor) if device is None else _detached(tensor).to(device)
+        with torch.inference_mode(False):  # as in `_settled`
+            return tensor.detach() if device is None else tensor.detach().to(device)
 
     return map_tensors(output, place)
 
@@ -133,7 +131,7 @@ def _join_cut_as_one(outputs: Sequence[Any], rows: Sequence[int]) -> Any:
         return list(outputs)
     if len(outputs) == 1:
         return outputs[0]
-    with torch.inference_mode(False), torch.no_grad():  # as in `_detached`
+    with torch.inference_mode(False), torch.no_grad():  # as in `_settled`
         return slicer.join(list(outputs))
 
 
