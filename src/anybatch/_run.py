@@ -23,7 +23,7 @@ class Bound:
     arguments: inspect.BoundArguments
     batch_names: tuple[str, ...]
 
-    @property
+    @cached_property
     def name(self) -> str:
         return getattr(self.function, "__qualname__", type(self.function).__name__)
 

@@ -1,6 +1,7 @@
 """The named arguments of one call, laid out: which entries have rows and which pass whole."""
 
 from collections.abc import Hashable, Mapping, Sequence, Sized
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -40,7 +41,9 @@ class Layout:
 
     def take(self, start: int, rows: int, taker: Taker) -> dict[str, Any]:
         """The arguments for `rows` rows from `start`, their tensors taken by `taker`."""
-        with torch.inference_mode(False):  # in which jagged tensors can't be cut or detached (torch 2.13)
+        # In inference mode jagged tensors can't be cut or detached (torch 2.13).
+        is_inference = torch.is_inference_mode_enabled()
+        with torch.inference_mode(False) if is_inference else nullcontext():
             return {name: part.take(start, rows, taker) for name, part in self.parts.items()}
 
     @cached_property

@@ -47,19 +47,18 @@ class Transaction:
 
     def enter(self, module: Module) -> None:
         """Takes note of a module and its children, before it runs: it may change a child that does not."""
-        if module not in self._entered:
-            for part in module.modules():
-                self._enter_one(part)
-
-    def _enter_one(self, module: Module) -> None:
-        if module not in self._entered:
-            self._entered.add(module)
-            self.snapshot.add(module)
-            self.norms.enter(module)
-            kind = type(module).__name__
-            self.gradients.watch(
-                (f"{kind}.{name}", leaf) for name, leaf in module._parameters.items() if leaf is not None
-            )
+        if module in self._entered:
+            return
+        self._entered.add(module)
+        self.snapshot.add(module)
+        self.norms.enter(module)
+        kind = type(module).__name__
+        self.gradients.watch(
+            (f"{kind}.{name}", leaf) for name, leaf in module._parameters.items() if leaf is not None
+        )
+        for child in module._modules.values():
+            if child is not None:
+                self.enter(child)
 
     @contextmanager
     def open(self) -> Iterator[Self]:
