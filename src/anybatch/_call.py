@@ -18,6 +18,7 @@ from anybatch._warn import side_effects, warn_once
 from anybatch.batch import Layout, Piece, balanced, feed
 from anybatch.errors import InexactError
 from anybatch.exact import correction, graph
+from anybatch.exact.compiled import is_compiled
 from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Memory, Pattern
 from anybatch.exact.reading import Reading
@@ -221,7 +222,7 @@ class Call:
 
     def transaction(self) -> Transaction:
         """A new transaction, not opened yet."""
-        norms = self.settings.norms(is_cut=self.is_cut, is_compiled=self.reach.is_compiled)
+        norms = self.settings.norms(is_cut=self.is_cut, is_compiled=is_compiled(self.bound.function))
         devices = self.settings.used_devices(self.device)
         return Transaction(self.reach, devices, self.bound.name, norms, self.settings.scaler)
 

@@ -59,7 +59,9 @@ class Settings:
         """What BatchNorm layers do in one call."""
         if self.batch_norm == "frozen":
             return FrozenNorms(is_compiled=is_compiled)
-        return DeferredNorms(widest_float) if self.batch_norm == "deferred" and is_cut else Norms()
+        if self.batch_norm == "deferred" and is_cut:
+            return DeferredNorms(widest_float, is_compiled=is_compiled)
+        return Norms()
 
 
 def settings(

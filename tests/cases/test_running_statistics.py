@@ -332,19 +332,36 @@ def test_verify_knows_the_mode(mode: str) -> None:
     assert not model[1]._forward_hooks
 
 
-@pytest.mark.parametrize("mode", ["deferred", "frozen"])
-def test_compiled_layers(mode: str) -> None:
-    """Compiled layers are frozen like others; they can't be deferred, and the warning says so."""
+@pytest.mark.parametrize("mode", ["micro", "deferred", "frozen"])
+@pytest.mark.parametrize("what", ["model", "function", "part"])
+def test_compiled_layers(mode: str, what: str) -> None:
+    """Compiled layers are frozen as others, and not deferred, which is said; two sizes are two graphs."""
+    graphs: list[Any] = []
+
+    def backend(module: Any, _inputs: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
-    x = torch.randn(10, 4) + 3
-    compiled = torch.compile(model, backend="aot_eager")
-    step = anybatch.apply(["x"], ub_size=5, batch_norm=mode)(lambda x: compiled(x).square().mean())
-    if mode == "deferred":
-        with pytest.warns(InexactWarning, match="BatchNorm in compiled code"):
-            step(x=x)
-        return
+    x = torch.randn(14, 4) + 3
     expected = model.eval()(x).square().mean()
     model.train()
-    torch.testing.assert_close(step(x=x), expected.detach(), rtol=1e-10, atol=1e-10)
+    used = {
+        "model": torch.compile(model, backend=backend),
+        "part": nn.Sequential(torch.compile(model[0], backend=backend), model[1]),
+    }.get(what, model)
+
+    def loss(x: Tensor) -> Tensor:
+        return used(x).square().mean()
+
+    function = torch.compile(loss, backend=backend) if what == "function" else loss
+    step = anybatch.apply(["x"], ub_size=10, batch_norm=mode)(function)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = [step(x=x) for _ in range(3)]
+    assert len(graphs) <= 2
+    assert any("BatchNorm in compiled code" in str(one.message) for one in caught) == (mode == "deferred")
     assert model[0].training
-    assert model[0].num_batches_tracked.item() == 0
+    if mode == "frozen":
+        torch.testing.assert_close(found, [expected.detach()] * 3, rtol=1e-10, atol=1e-10)
+        assert model[0].num_batches_tracked.item() == 0

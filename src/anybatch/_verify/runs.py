@@ -22,6 +22,7 @@ from anybatch._verify.subject import Subject, standing_for
 from anybatch.batch import feed, input_gradients
 from anybatch.errors import InexactWarning, LossError
 from anybatch.exact import graph
+from anybatch.exact.compiled import is_compiled
 from anybatch.fit.modules import watching
 from anybatch.fit.reach import in_reach
 
@@ -90,7 +91,7 @@ def whole(subject: Subject, scene: Scene, seen: Seen | None = None) -> Outcome:
 def _norms(subject: Subject) -> Iterator[None]:
     """A context in which BatchNorm layers do what they do in a call that is one piece."""
     reach = in_reach(subject.function, subject.bound.others())
-    norms = subject.settings.norms(is_cut=False, is_compiled=reach.is_compiled)
+    norms = subject.settings.norms(is_cut=False, is_compiled=is_compiled(subject.function))
     try:
         for module in {part for root in reach.modules for part in root.modules()}:
             norms.enter(module)

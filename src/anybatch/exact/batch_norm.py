@@ -1,7 +1,8 @@
 """What BatchNorm layers do in a call: what they normalise with, and when their running statistics move.
 
-Each way is a `Norms`. Layers are hooked one by one for the length of a call; code that runs without its
-modules' hooks (compiled, or a replica of `nn.DataParallel`) is not reached, which `missed` tells.
+Each way is a `Norms`. Layers are hooked one by one for the length of a call. Compiled layers are not, for new
+hooks would have them compiled again in each call, and they, as replicas of `nn.DataParallel`, may be out of
+reach; `missed` tells.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +14,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
+
+from anybatch.exact.compiled import is_compiled
 
 
 def batch_norms(modules: Iterable[Module]) -> list[Module]:
@@ -74,19 +77,33 @@ class HookedNorms(Norms):
         "compile less of the model"
     )
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_compiled: bool) -> None:
+        """Takes whether the function is compiled, and all its layers with it."""
+        self._is_compiled = is_compiled
+        self._compiled: set[Module] = set()
         self._handles: dict[_BatchNorm, tuple[RemovableHandle, ...]] = {}
         self._versions: dict[_BatchNorm, int] = {}
         self._open: dict[_BatchNorm, Any] = {}
 
     def enter(self, module: Module) -> None:
-        if isinstance(module, _BatchNorm) and module not in self._handles:
+        if is_compiled(module):
+            self._compiled.update(module.modules())
+        if isinstance(module, _BatchNorm) and module not in self._versions:
             self._versions[module] = _version(module)
-            self._handles[module] = (
-                module.register_forward_pre_hook(self._before),
-                # First, so that the user's own hooks see the layer as it was; and when forward fails, too.
-                module.register_forward_hook(self._after, prepend=True, with_kwargs=True, always_call=True),
-            )
+            if self._is_compiled or module in self._compiled:
+                self._hold(module)
+            else:
+                self._hook(module)
+
+    def _hold(self, layer: _BatchNorm) -> None:
+        """Changes a compiled layer for the length of the call, if that can be."""
+
+    def _hook(self, layer: _BatchNorm) -> None:
+        self._handles[layer] = (
+            layer.register_forward_pre_hook(self._before),
+            # First, so that the user's own hooks see the layer as it was; and when forward fails, too.
+            layer.register_forward_hook(self._after, prepend=True, with_kwargs=True, always_call=True),
+        )
 
     def missed(self) -> list[Module]:
         return [layer for layer, version in self._versions.items() if _version(layer) != version]
@@ -130,16 +147,13 @@ class FrozenNorms(HookedNorms):
     )
 
     def __init__(self, *, is_compiled: bool) -> None:
-        super().__init__()
-        self._is_compiled = is_compiled
+        super().__init__(is_compiled=is_compiled)
         self._held: list[Module] = []
 
-    def enter(self, module: Module) -> None:
-        super().enter(module)
-        if self._is_compiled and module in self._handles and tracks(module):
-            # Compiled code looks at the mode, and at no hook.
-            module.training = False
-            self._held.append(module)
+    def _hold(self, layer: _BatchNorm) -> None:
+        if tracks(layer):
+            layer.training = False
+            self._held.append(layer)
 
     def taking_batch_statistics(self, modules: Iterable[Module]) -> list[Module]:
         return [layer for layer in batch_norms(modules) if not tracks(layer)]

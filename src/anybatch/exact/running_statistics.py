@@ -76,9 +76,9 @@ class DeferredNorms(HookedNorms):
         'Use GroupNorm, `batch_norm="frozen"`, or put these layers in eval mode'
     )
 
-    def __init__(self, widest: Callable[[torch.device], torch.dtype]) -> None:
-        """Takes the floating dtype with the most digits on a device."""
-        super().__init__()
+    def __init__(self, widest: Callable[[torch.device], torch.dtype], *, is_compiled: bool) -> None:
+        """Takes the floating dtype with the most digits on a device, and whether the function is compiled."""
+        super().__init__(is_compiled=is_compiled)
         self._widest = widest
         self._pools: dict[_BatchNorm, list[Pooled]] = {}
         self._runs: dict[_BatchNorm, int] = {}

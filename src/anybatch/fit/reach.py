@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
+from anybatch.exact.compiled import is_compiled
 from anybatch.fit.generators import KINDS
 
 _LARGEST_CONTAINER = 64
@@ -44,14 +45,7 @@ def in_reach(function: Callable[..., Any], arguments: Iterable[Any] = ()) -> Rea
     modules = tuple(value for value in found if isinstance(value, Module))
     leaves = tuple(value for value in found if isinstance(value, Tensor))
     generators = tuple(value for value in found if isinstance(value, KINDS))
-    return Reach(modules, leaves, generators, any(map(_is_compiled, (function, *modules))))
-
-
-def _is_compiled(function: Any) -> bool:
-    is_module = isinstance(function, Module)
-    return hasattr(function, "_torchdynamo_orig_callable") or (
-        is_module and (hasattr(function, "_orig_mod") or function._compiled_call_impl is not None)
-    )
+    return Reach(modules, leaves, generators, any(map(is_compiled, (function, *modules))))
 
 
 def _in(value: Any, seen: set[int]) -> Iterator[Any]:
