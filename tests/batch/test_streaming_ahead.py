@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 import anybatch
-from anybatch.batch import balanced, feed, lay_out
+from anybatch.batch import Layout, balanced, feed, lay_out
+from anybatch.batch.kinds import Slicer
+from anybatch.batch.parts import CutAsOne
 
 ROWS, SIZES = 10, balanced(10, 4)
 DEVICE = torch.device("cpu")
@@ -176,3 +178,18 @@ def test_copies_are_never_read_late_on_a_cuda_device(is_pinned: bool) -> None:
         step(x=x, label=label, net=net)
         found = [parameter.grad for parameter in net.parameters()]
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+
+
+def test_what_is_cut_as_one_is_cut_where_the_device_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that may live on the device is cut in the order of the device's own work."""
+    stream = _with(monkeypatch, StandInStream())
+
+    def cut(value: Tensor, _dim: int, start: int, stop: int) -> Tensor:
+        stream.log.append("cut")
+        return value[start:stop]
+
+    part = CutAsOne(torch.ones(4, 3), Slicer(lambda *_: 4, cut), 0)
+    for piece in feed(Layout(4, {"x": part}), (2, 2), DEVICE):
+        assert torch.equal(piece.arguments["x"], torch.ones(2, 3))
+    first = ["enter", "compute", "cut", "send 2 rows"]
+    assert stream.log == [*first, *first, "hand over", "hand over"]
