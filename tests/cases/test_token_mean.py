@@ -95,3 +95,19 @@ def test_token_mean_with_the_weight_by_hand(ub_size: int) -> None:
         ub_size,
         weight=lambda labels: (labels != IGNORED).sum(),
     )
+
+
+@pytest.mark.parametrize(("rows", "ub_size"), [(8, 4), (10, 4), (9, 1), (12, 3)])
+@pytest.mark.parametrize("offset", [1.0, 0.3])
+def test_mean_over_weights_with_an_offset_is_exact(rows: int, ub_size: int, offset: float) -> None:
+    """What is added to the sum of weights stands once in the whole, though each piece has it."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        net = nn.Linear(5, 3).double()
+        batch = {"x": torch.randn(rows, 5, dtype=torch.float64), "w": torch.rand(rows).double() + 0.05}
+        assert_whole(
+            lambda x, w, net=net: (net(x).square().mean(1) * w).sum() / (w.sum() + offset),
+            batch,
+            net,
+            ub_size,
+        )

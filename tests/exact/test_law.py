@@ -52,11 +52,25 @@ def test_denominators_that_never_change_are_a_sum() -> None:
     assert _law(100, (100, 100)) == TermLaw(Law.SUM, constant=100)
 
 
-@pytest.mark.parametrize("halves", [(3**0.5, 2**0.5), (9, 4), (6, 5.5)])
-def test_denominators_that_do_not_add_up_have_no_law(halves: tuple[float, float]) -> None:
-    """The root of the rows, their square, or a count and a half has no law."""
+@pytest.mark.parametrize(("whole", "halves"), [(25, (9, 4)), (10, (6, 3.5)), (3, (3, 1)), (3, (3, 0.5))])
+def test_denominators_that_do_not_add_up_have_no_law(whole: float, halves: tuple[float, float]) -> None:
+    """The square of the rows, half a count, or halves that may be clamped have no law."""
     with pytest.raises(NoLaw, match="does not add up over rows"):
-        _law(5**0.5 if halves[0] < 2 else 25 if halves[0] == 9 else 10, halves)
+        _law(whole, halves)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_large_offset_is_a_law_where_three_cuts_find_it(count: int) -> None:
+    """One more than a count adds up but for one in every cut; the root of the rows does so in none."""
+    offsets = [_law(total, halves) for total, halves in ((11, (4, 8)), (7, (5, 3)), (21, (11, 11)))]
+    if count < 3:
+        with pytest.raises(NoLaw, match="does not add up over rows"):
+            common(offsets[:count])
+    else:
+        assert common(offsets).c0 == 1
+    roots = [_law((m + n) ** 0.5, (m**0.5, n**0.5)) for m, n in ((3, 2), (2, 1), (5, 3))]
+    with pytest.raises(NoLaw):
+        common(roots[:count])
 
 
 def test_denominators_of_a_masked_half_are_left_out() -> None:

@@ -19,6 +19,7 @@ from anybatch.exact.reading import Reading
 
 _NEAR = 1e-6
 _SMALL = 1e-3
+_PROOFS = 3
 
 
 class Law(enum.Enum):
@@ -47,6 +48,7 @@ class TermLaw:
         follows_rows: Is it the same for any rows, so that D is known before anything runs?
         constant: What a SUM was found to divide by.
         c0_error: The rounding error that c0 may have.
+        needs_proof: Is c0 too large for an epsilon, so that another cut has to find the same?
     """
 
     law: Law
@@ -55,6 +57,7 @@ class TermLaw:
     follows_rows: bool = False
     constant: float = 1.0
     c0_error: float = 0.0
+    needs_proof: bool = False
 
 
 class NoLaw(Exception):
@@ -83,14 +86,16 @@ def of_denominators(
     c0 = _offset(whole, halves)
     if abs(c0) > _SMALL * abs(whole.weight) and any(half.is_doubtful for half in halves):
         c0 = _offset(whole, [half for half in halves if not half.is_doubtful])
-    if abs(c0) > _SMALL * abs(whole.weight):
+    is_large = abs(c0) > _SMALL * abs(whole.weight)
+    if is_large and not all(half.weight > c0 * (1 + _NEAR) > 0 for half in halves):
         values = f"{raw[0]:g} and {raw[1]:g} for the halves, {whole.denominator:g} for both together"
         raise NoLaw(f"divides by something that does not add up over rows: {values}")
     if abs(c0) <= rounding * abs(whole.weight):
         c0 = 0.0
     per_row = whole.weight / sum(rows)
     follows_rows = all(_near(half.weight, per_row * n, 1e-12) for half, n in zip(halves, rows, strict=True))
-    return TermLaw(Law.MEAN, c0, per_row or 1.0, follows_rows, c0_error=rounding * abs(whole.weight))
+    error = rounding * abs(whole.weight)
+    return TermLaw(Law.MEAN, c0, per_row or 1.0, follows_rows, c0_error=error, needs_proof=is_large)
 
 
 def is_clamped(masked: float, usual: float) -> bool:
@@ -116,13 +121,15 @@ def common(laws: Sequence[TermLaw]) -> TermLaw:
     from the rate are looked at together (`correction.departure`).
 
     Raises:
-        NoLaw: They are means with different constants, so the constant is none.
+        NoLaw: They are means with different constants, or too few have found a large one.
     """
     means = [one for one in laws if one.law is Law.MEAN]
     if not means:
         return laws[0]
     if any(abs(one.c0 - means[0].c0) > 2 * max(one.c0_error, means[0].c0_error) for one in means):
         raise NoLaw("divides by something that adds up over rows only nearly")
+    if means[0].needs_proof and len(means) < _PROOFS:
+        raise NoLaw(f"divides by something that does not add up over rows, but for {means[0].c0:g} too much")
     return replace(means[-1], follows_rows=all(one.follows_rows for one in laws))
 
 

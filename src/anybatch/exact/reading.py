@@ -1,5 +1,6 @@
 """What one piece says of a term: its path followed on the piece's graph, for what it divides by."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,10 +101,15 @@ def _read(term: Term, trail: Sequence[Node]) -> Reading:
 
 
 def _divisor(scalars: Sequence[nodes.Constant]) -> float:
-    """What scalar constants divide by together. A zero takes its term out, whatever it is divided by."""
+    """What scalar constants divide by together.
+
+    A zero takes its term out, whatever it is divided by. What is not finite says nothing of it.
+    """
     divisor = 1.0
     for constant in scalars:
         value = float(constant.value)
+        if not math.isfinite(value):
+            continue
         if constant.divides:
             divisor *= value
         elif value:
