@@ -1,10 +1,10 @@
 """What has rows: dense tensors and arrays, and what is cut as one. How many rows, and why some have none."""
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from anybatch.batch.kinds import CannotCut
 from anybatch.batch.leaves import SCALARS, Array, has_dim, is_array, is_strided
@@ -57,18 +57,12 @@ def why_not(value: Any, path: str, dim: int, is_named: bool) -> str:
         return (
             f"{path} is an iterator ({name_of(value)}), which can be read only once. Give a list or a tensor."
         )
-    if _gives_batches(value):
+    if isinstance(value, DataLoader | Dataset):
         return (
             f"{path} is no mini-batch but gives them ({name_of(value)}). Loop over it, and call with each "
             "mini-batch that it gives."
         )
     return why_unknown(value, path) if is_named and not isinstance(value, SCALARS) else ""
-
-
-def _gives_batches(value: Any) -> bool:
-    """Whether it is a loader or data set of torch, whose module takes long to import."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and isinstance(value, data.DataLoader | data.Dataset)
 
 
 def why_unknown(value: Any, path: str) -> str:
