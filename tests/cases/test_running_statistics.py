@@ -295,6 +295,20 @@ def test_layer_without_running_statistics_is_named(mode: str, words: str) -> Non
     assert any(re.search(rf"{words}.*1 layers: 1\b", str(one.message)) for one in caught)
 
 
+@pytest.mark.parametrize("mode", ["deferred", "frozen"])
+def test_layer_that_is_found_when_it_runs(mode: str) -> None:
+    """A layer in a container too large to be looked through is deferred, or frozen, like others."""
+    bank = [nn.BatchNorm1d(4) for _ in range(70)]
+    head, x, whole = nn.Linear(4, 1), torch.randn(10, 4) + 1, copy.deepcopy(bank[3])
+    (whole if mode == "deferred" else whole.eval())(x)
+    step = anybatch.apply(["x"], ub_size=4, batch_norm=mode)(lambda x: head(bank[3](x)).square().mean())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step(x=x)
+    assert ["out of reach" in str(one.message) for one in caught].count(True) == 0
+    torch.testing.assert_close(statistics(bank[3]), statistics(whole), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("attribute", ["tracked", "switched off"])
 def test_layer_that_tracks_only_partly(attribute: str) -> None:
     """Layers from old checkpoints, or with tracking switched off, do what they do on the whole mini-batch."""

@@ -47,6 +47,9 @@ class Norms:
     def enter(self, module: Module) -> None:
         """Takes note of a module before it runs."""
 
+    def begin(self, module: Module) -> None:
+        """Begins the forward of a module that was entered too late for new hooks of its own."""
+
     @contextmanager
     def piece(self) -> Iterator[None]:
         """The forward run of a piece that counts; what runs a layer again, for backward, is no part of it."""
@@ -94,6 +97,10 @@ class HookedNorms(Norms):
                 self._hold(module)
             else:
                 self._hook(module)
+
+    def begin(self, module: Module) -> None:
+        if isinstance(module, _BatchNorm) and module in self._handles:
+            self._before(module, ())
 
     def _hold(self, layer: _BatchNorm) -> None:
         """Changes a compiled layer for the length of the call, if that can be."""

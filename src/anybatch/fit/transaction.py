@@ -60,6 +60,13 @@ class Transaction:
             if child is not None:
                 self.enter(child)
 
+    def _enter_running(self, module: Module) -> None:
+        """Takes note of a module that is about to run, and may be out of reach otherwise."""
+        is_new = module not in self._entered
+        self.enter(module)
+        if is_new:
+            self.norms.begin(module)
+
     @contextmanager
     def open(self) -> Iterator[Self]:
         """Takes note of every module that runs; on any exception everything is as it was.
@@ -73,7 +80,7 @@ class Transaction:
             for module in self._reach.modules:
                 self.enter(module)
             self.gradients.watch(("a tensor", leaf) for leaf in self._reach.leaves)
-            with watching(self.enter):
+            with watching(self._enter_running):
                 yield self
         except BaseException as error:
             is_explained = self.gradients.explain(error)
