@@ -135,3 +135,14 @@ def test_gradients_disabled(disabled: Callable[[], AbstractContextManager[None]]
         loss, output = anybatch.apply(["x"], ub_size=4)(step)(x=x)
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(output.values(), network(x).values().detach())
+
+
+@pytest.mark.parametrize(("rows", "ub_size"), CUTS)
+def test_piece_is_padded_to_its_longest_row(rows: int, ub_size: int) -> None:
+    """A piece knows how long its longest row is, so that it is not padded to more; so does what is joined."""
+    x = _jagged(rows)
+    pieces = pieces_of(x, ub_size)
+    joined = join(pieces, [len(piece.offsets()) - 1 for piece in pieces], None)
+    for value in (*pieces, joined):
+        longest = max(len(row) for row in value.unbind())
+        assert value.to_padded_tensor(0.0).shape[1] == longest

@@ -58,7 +58,12 @@ def _ragged_dim(value: Any) -> int:
 
 
 def _nested(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int) -> Tensor:
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim + 1)
+    held = offsets.diff() if lengths is None else lengths
+    # Without them torch pads to the length of all rows together (2.13).
+    shortest, longest = (int(bound) for bound in torch.aminmax(held))
+    return torch.nested.nested_tensor_from_jagged(
+        values, offsets, lengths, dim + 1, min_seqlen=shortest, max_seqlen=longest
+    )
 
 
 JAGGED = Slicer(_rows, _cut, _sizes, _join)
