@@ -83,7 +83,10 @@ def _read(term: Term, trail: Sequence[Node]) -> Reading:
     vectors = tuple(constant.tensor() for constant in found if constant.elements != 1)
     if term.kind is Kind.PARAMETERS:
         vectors = (*(constant.tensor() for constant in scalars), *vectors, *_constants_below(trail[-1]))
-    has_divisor = any(constant.divides for constant in found)
+    # The reciprocal of a count is infinite where nothing counts.
+    has_divisor = any(
+        constant.divides or (constant.elements == 1 and math.isinf(constant.value)) for constant in found
+    )
     own = nodes.denominator(trail[-1], term.end) if term.kind is Kind.ROWS else 1.0
     own_learned = [place for place in term.learned if place >= term.branch]
     divisor, is_counted = _divisor(scalars), term.kind is not Kind.PARAMETERS and has_divisor
