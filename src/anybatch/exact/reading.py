@@ -83,13 +83,12 @@ def _read(term: Term, trail: Sequence[Node]) -> Reading:
     vectors = tuple(constant.tensor() for constant in found if constant.elements != 1)
     if term.kind is Kind.PARAMETERS:
         vectors = (*(constant.tensor() for constant in scalars), *vectors, *_constants_below(trail[-1]))
-    # The reciprocal of a count is infinite where nothing counts.
-    has_divisor = any(
-        constant.divides or (constant.elements == 1 and math.isinf(constant.value)) for constant in found
-    )
+    has_divisor = any(constant.divides for constant in found)
     own = nodes.denominator(trail[-1], term.end) if term.kind is Kind.ROWS else 1.0
     own_learned = [place for place in term.learned if place >= term.branch]
-    divisor, is_counted = _divisor(scalars), term.kind is not Kind.PARAMETERS and has_divisor
+    counts_nothing = any(map(_is_infinite, scalars)) and is_masked_out(trail[-1])
+    divisor = 0.0 if counts_nothing else _divisor(scalars)
+    is_counted = term.kind is not Kind.PARAMETERS and has_divisor
     is_masked = is_counted and is_masked_out(trail[-1])
     return Reading(
         denominator=float(own) * divisor,
@@ -101,6 +100,11 @@ def _read(term: Term, trail: Sequence[Node]) -> Reading:
         scalars=scalars,
         vectors=vectors,
     )
+
+
+def _is_infinite(constant: nodes.Constant) -> bool:
+    """Does it multiply with the reciprocal of zero? So does a mean over nothing."""
+    return not constant.divides and math.isinf(constant.value)
 
 
 def _divisor(scalars: Sequence[nodes.Constant]) -> float:
