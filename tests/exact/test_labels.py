@@ -107,6 +107,23 @@ def test_unlike_graphs_have_no_labels() -> None:
     assert _labelled(lambda z, _: z.mean() if len(z) > 4 else z.sum()) is None
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda padded, weight: (padded @ weight).square().mean(),
+        lambda padded, weight: (padded * weight).tanh().sum(-1).exp().mean(),
+        lambda padded, weight: torch.nn.functional.linear(padded, weight[None]).square().sum((1, 2)).mean(),
+    ],
+)
+def test_padding_that_grows_like_the_rows_is_no_coupling(loss: Loss) -> None:
+    """Rows padded to their longest, which is by chance as much longer as there are more rows, are no pairs."""
+    weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    seen = [graph.read([loss(torch.ones(rows, 2 * rows, 3).double(), weight)]) for rows in (6, 4)]
+    found = label(seen[0], 6, seen[1], 4)
+    assert found is not None
+    assert found.couplings == ()
+
+
 def test_one_value_per_pair_of_rows_is_a_coupling() -> None:
     """A result that grows with the square of the rows compares each row with each."""
     assert _couplings(lambda z, _: (z @ z.T).exp().mean()) == (

@@ -116,13 +116,27 @@ def _reduces_rows(graph: Graph, place: int) -> bool:
 def _grow_twice(
     graph: Graph, large: Sequence[Shapes], small: Sequence[Shapes], ratio: float
 ) -> Iterator[str]:
-    """The first node with two dims proportional to rows: every row meets every row (pairwise losses)."""
+    """The first node with two dims proportional to rows, made of one: every row meets every row.
+
+    Rows that come padded have two such dims by chance, where their longest grows like their number.
+    """
+    growing: list[int] = []
     for place, (large_outputs, small_outputs) in enumerate(zip(large, small, strict=True)):
-        for big, little in zip(large_outputs, small_outputs, strict=False):
-            growth = [b / s for b, s in zip(big, little, strict=False) if s and b != s]
-            if len(big) == len(little) and sum(abs(factor - ratio) < 1e-9 for factor in growth) >= 2:
-                yield f"{pretty(graph.names[place])} gives one value per pair of rows, shape {big}"
-                return
+        outputs = zip(large_outputs, small_outputs, strict=False)
+        growing.append(max((_dims_that_grow(big, little, ratio) for big, little in outputs), default=0))
+        below = max((growing[child] for child in graph.edges[place] if child >= 0), default=0)
+        if growing[place] >= 2 and below == 1:
+            shape = next(big for big in large_outputs if len(big) >= 2)
+            yield f"{pretty(graph.names[place])} gives one value per pair of rows, shape {shape}"
+            return
+
+
+def _dims_that_grow(big: Sequence[int], little: Sequence[int], ratio: float) -> int:
+    """How many dims are proportional to rows."""
+    if len(big) != len(little):
+        return 0
+    growth = [b / s for b, s in zip(big, little, strict=True) if s and b != s]
+    return sum(abs(factor - ratio) < 1e-9 for factor in growth)
 
 
 def _come_back(graph: Graph, labels: Sequence[Label]) -> Iterator[str]:
