@@ -116,7 +116,7 @@ def test_unlike_graphs_have_no_labels() -> None:
     ],
 )
 def test_padding_that_grows_like_the_rows_is_no_coupling(loss: Loss) -> None:
-    """Rows padded to their longest, which is by chance as much longer as there are more rows, are no pairs."""
+    """Rows padded to their longest, where more of them are by chance as much longer, are no pairs."""
     weight = torch.ones(3, dtype=torch.float64, requires_grad=True)
     seen = [graph.read([loss(torch.ones(rows, 2 * rows, 3).double(), weight)]) for rows in (6, 4)]
     found = label(seen[0], 6, seen[1], 4)
