@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data, HeteroData
+from torch_geometric.nn import GATConv, GCNConv, SAGEConv, global_max_pool, global_mean_pool
 
 import anybatch
 from anybatch.batch import feed, lay_out
@@ -107,6 +108,20 @@ def test_graphs_stay_in_order(graphs: int, ub_size: int, make: Any) -> None:
         for ours, theirs in zip(graph.stores, expected.stores, strict=True):
             for key, child in theirs.items():
                 assert torch.equal(ours[key], child) if isinstance(child, Tensor) else ours[key] == child
+
+
+@pytest.mark.parametrize("convolution", [GCNConv, GATConv, SAGEConv])
+@pytest.mark.parametrize("pool", [global_mean_pool, global_max_pool])
+def test_layers_of_the_library_equal_the_whole(convolution: Any, pool: Any) -> None:
+    """Convolutions and pools of PyTorch Geometric get the gradient of the whole batch."""
+    layers = nn.ModuleList([convolution(3, 4), nn.Linear(4, 1)]).double()
+
+    def step(graphs: Data) -> Tensor:
+        hidden = layers[0](graphs.x, graphs.edge_index).tanh()
+        pooled = pool(hidden, graphs.batch, size=graphs.num_graphs)
+        return ((layers[1](pooled)[:, 0] - graphs.y) ** 2).mean()
+
+    assert_exact(step, {"graphs": _batch(10)}, layers, ub_size=4)
 
 
 def test_followed_and_shared_attributes_are_kept() -> None:

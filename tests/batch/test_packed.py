@@ -114,3 +114,23 @@ def test_packed_outputs_are_joined(is_sorted: bool) -> None:
     padded, joined_lengths = pad_packed_sequence(output)
     torch.testing.assert_close(padded, expected.detach())
     assert torch.equal(joined_lengths, lengths)
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize(("rows", "ub_size"), CUTS[:3])
+def test_losses_of_states_and_steps_equal_the_whole(
+    rows: int, ub_size: int, is_sorted: bool, kind: type[nn.RNNBase]
+) -> None:
+    """A mean over rows beside one over steps, as a dict of losses, has the gradient of the whole."""
+    rnn, batch = kind(3, 4).double(), {"x": _packed(rows, is_sorted), "y": torch.randn(rows, 4).double()}
+
+    def step(x: PackedSequence, y: Tensor) -> dict[str, Tensor]:
+        output, state = rnn(x)
+        last = state[0] if kind is nn.LSTM else state
+        return {"last": ((last[-1] - y) ** 2).mean(), "steps": output.data.pow(2).mean()}
+
+    expected = torch.autograd.grad(sum(step(**batch).values()), list(rnn.parameters()))
+    anybatch.apply(["x", "y"], ub_size=ub_size)(step)(**batch)
+    for parameter, gradient in zip(rnn.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-12)
