@@ -163,6 +163,12 @@ def test_balanced_pieces_hold_nearly_the_same_number_of_nodes(graphs: int) -> No
     assert max(piece.num_nodes for piece in pieces) < max(plain)
 
 
+def test_nodes_of_all_kinds_count() -> None:
+    """Graphs with several kinds of nodes weigh as many as they have together."""
+    layout = lay_out({"graphs": _batch(4, _hetero)}, batch_dim={"graphs": "balanced"})
+    assert layout.amounts == [_nodes(graph) + 2 for graph in range(4)]
+
+
 @pytest.mark.parametrize(("graphs", "ub_size"), CUTS)
 def test_gradient_reaches_the_features(graphs: int, ub_size: int) -> None:
     """Node features that require grad get their gradient through the batch."""

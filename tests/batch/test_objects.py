@@ -140,7 +140,23 @@ def test_object_that_shows_no_rows_is_refused() -> None:
     assert lay_out(arguments, batch_dim={"graph": None}).rows == 4
 
 
-@pytest.mark.parametrize("value", [nn.Linear(2, 2), torch.ones(2), torch.device("cpu"), Sample])
+class Transform(Sample):
+    """A function that can be sent to a device."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x + self.x
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        nn.Linear(2, 2),
+        torch.ones(2),
+        torch.device("cpu"),
+        Sample,
+        Transform(torch.ones(3), torch.ones(3), ""),
+    ],
+)
 def test_modules_tensors_and_classes_are_no_objects_with_entries(value: Any) -> None:
     """What has `.to()` and is no batch is not opened."""
     assert container_of(value) is None

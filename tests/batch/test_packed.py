@@ -58,6 +58,7 @@ def test_rows_stay_in_order(rows: int, ub_size: int, is_sorted: bool) -> None:
     assert all((piece.sorted_indices is None) == is_sorted for piece in pieces)
     found = [row for piece in pieces for row in unpack_sequence(piece)]
     joined = join(pieces, [len(unpack_sequence(piece)) for piece in pieces], None)
+    assert (joined.sorted_indices is None) == is_sorted
     for rows_of in (found, unpack_sequence(joined)):
         assert len(rows_of) == rows
         assert all(torch.equal(a, b) for a, b in zip(rows_of, expected, strict=True))

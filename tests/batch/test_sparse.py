@@ -45,6 +45,7 @@ def test_rows_stay_in_order(rows: int, ub_size: int, dense_dims: int, coalesced:
     assert torch.equal(torch.cat([piece.to_dense() for piece in pieces]), x.to_dense())
     joined = join(pieces, [len(piece) for piece in pieces], None)
     assert torch.equal(joined.to_dense(), x.to_dense())
+    assert joined.coalesce()._nnz() == x.coalesce()._nnz()
     if coalesced:
         assert all(piece.is_coalesced() for piece in [*pieces, joined])
         assert torch.equal(joined.indices(), x.indices())

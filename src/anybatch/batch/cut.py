@@ -45,7 +45,7 @@ def _by_amounts(amounts: Sequence[int], pieces: int, ub_size: int) -> tuple[int,
     sizes, start = [], 0
     for left in range(pieces, 0, -1):
         goal = held[start] + (held[-1] - held[start]) / left
-        least, most = max(start + 1, rows - (left - 1) * ub_size), min(start + ub_size, rows - (left - 1))
+        least, most = max(start + 1, rows - (left - 1) * ub_size), min(start + ub_size, rows)
         stop = min(range(least, most + 1), key=lambda end: abs(held[end] - goal))
         sizes.append(stop - start)
         start = stop
