@@ -5,6 +5,7 @@ count first) is rolled back, what is missing is learnt, and it is made again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from anybatch._warn import side_effects, warn_once
 from anybatch.batch import Layout, Piece, balanced, feed
 from anybatch.errors import InexactError
 from anybatch.exact import correction, graph
+from anybatch.exact.clamps import Clamps, Watching, resolved
 from anybatch.exact.compiled import is_compiled
 from anybatch.exact.guess import guess
 from anybatch.exact.pattern import Memory, Pattern
@@ -87,6 +89,7 @@ class Call:
     expected: dict[Pattern, dict[Key, float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        self._clamps = Clamps()
         self.sizes = balanced(self.layout.rows, self.settings.most_rows, self.layout.amounts)
         self._weights = BatchWeights(self.settings.weights, self.layout.cut)
         self._learner = Learner(
@@ -220,6 +223,23 @@ class Call:
         copies = copies or self.reach.is_compiled
         return feed(self.layout, self.sizes, self.device, copies=copies)
 
+    def run(self, arguments: dict[str, Any]) -> Any:
+        """Calls the function on a piece; sees counts before they are clamped, where that is needed."""
+        self._clamps = Clamps()
+        is_watched = self.is_cut and self.memory.needs_counts and not self.reach.is_compiled
+        with Watching(self._clamps) if is_watched else nullcontext():
+            return self.bound.run(arguments)
+
+    def see_counts(self, weights: PieceWeights) -> None:
+        """Starts again, seeing counts before they are clamped, where one may be a clamp and was not seen.
+
+        Raises:
+            Again: There is one.
+        """
+        if weights.is_doubtful and not (self.memory.needs_counts or self.settings.on_inexact == "ignore"):
+            self.memory.needs_counts = True
+            raise Again
+
     def transaction(self) -> Transaction:
         """A new transaction, not opened yet."""
         norms = self.settings.norms(is_cut=self.is_cut, is_compiled=is_compiled(self.bound.function))
@@ -249,7 +269,8 @@ class Call:
             matched = self.memory.match(result.losses)
         if matched is None:
             raise Again(piece.index)
-        return matched
+        pattern, readings = matched
+        return pattern, list(resolved(readings, self._clamps))
 
     def check_graph(self, seen: graph.Outline) -> None:
         """Goes back to the probe where the graph of the first piece is a new one.

@@ -78,6 +78,7 @@ def _piece(call: Call, transaction: Transaction, piece: Piece) -> _Done:
             call.check_graph(graph.outline(result.losses))
         pattern, readings = call.match(piece, result)
         weights = shares.weigh(pattern, readings, piece.rows, given)
+        call.see_counts(weights)
         if recorder is not None:
             parts = values.parts(result.losses, recorder.values, pattern.terms, readings)
     else:
@@ -101,7 +102,7 @@ def _run(call: Call, transaction: Transaction, piece: Piece, recorder: Recorder 
             stack.enter_context(recorder)
         stack.enter_context(transaction.norms.piece())
         try:
-            value = call.bound.run(arguments)
+            value = call.run(arguments)
         except RuntimeError as error:
             _try_another_way(call, error)
             raise

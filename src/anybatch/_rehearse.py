@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from anybatch._run import Bound, eager, light_graph, returned
 from anybatch.batch import Layout, outside_inference, piece_of
+from anybatch.exact.clamps import Clamps
 from anybatch.exact.graph import node_of
 from anybatch.exact.rehearsal import NoRoom, Rehearsal
 from anybatch.exact.terms import Term, unlabelled
@@ -136,8 +137,8 @@ class Rehearser:
         # As they are, modules have just been seen to leave nothing behind: their backward does not either.
         is_as_is = mode is _Mode.AS_IS and not transaction.norms.changes_layers
         conditions = eager if is_as_is else partial(self._conditions, mode)
-        recorded = recorder.values if recorder else {}
-        return Rehearsal(result.losses, recorded, inputs, not_comparable, conditions)
+        recorded, clamps = (recorder.values, recorder.clamps) if recorder else ({}, Clamps())
+        return Rehearsal(result.losses, recorded, inputs, not_comparable, clamps, conditions)
 
     @contextmanager
     def _conditions(self, mode: _Mode) -> Iterator[Transaction]:

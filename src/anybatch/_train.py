@@ -123,6 +123,7 @@ def _weigh(call: Call, transaction: Transaction, piece: Piece) -> tuple[PieceWei
         result = _run_lightly(call, transaction, piece)
     pattern, readings = call.match(piece, result)
     weights = shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
+    call.see_counts(weights)
     return weights, _parts(recorder, result, pattern, readings)
 
 
@@ -148,7 +149,7 @@ def _run_lightly(call: Call, transaction: Transaction, piece: Piece) -> Returned
 
 
 def _run(call: Call, transaction: Transaction, piece: Piece) -> Returned:
-    value = call.bound.run(piece.arguments)
+    value = call.run(piece.arguments)
     transaction.gradients.check_untouched(call.bound.name)
     return returned(value, call.bound.name, needs_graph=True)
 
@@ -215,6 +216,7 @@ def _scale(
         return _scale_compiled(call, piece, result, counted)
     pattern, readings = call.match(piece, result)
     weights = shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
+    call.see_counts(weights)
     whole = counted.totals if counted else _expected(call, weights, result.names, result.losses)
     if any(term.key not in whole for term in pattern.terms):
         call.count_first()

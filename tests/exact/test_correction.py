@@ -30,9 +30,8 @@ def _piece(
 ) -> PieceWeights:
     """A piece that divides by the given weights; where one is 0, by `masked`."""
     said = Given(Law.GIVEN, given) if given else None
-    return PieceWeights(
-        pattern, rows, weights, tuple(weight or masked for weight in weights), False, (said,) * pattern.losses
-    )
+    divisors = tuple(weight or masked for weight in weights)
+    return PieceWeights(pattern, rows, weights, divisors, divisors, False, (said,) * pattern.losses)
 
 
 def _ratio(laws: tuple[TermLaw, ...], counts: list[tuple[float, ...]], *expected: float) -> float | None:

@@ -1,6 +1,7 @@
 """Factors of pieces: what each term's denominators come to over the mini-batch, and each piece's share."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -32,9 +33,8 @@ def _piece(
 ) -> PieceWeights:
     """A piece that divides by the given weights; where one is 0, by `masked`."""
     said = Given(Law.GIVEN, given) if given else None
-    return PieceWeights(
-        pattern, rows, weights, tuple(weight or masked for weight in weights), False, (said,) * pattern.losses
-    )
+    divisors = tuple(weight or masked for weight in weights)
+    return PieceWeights(pattern, rows, weights, divisors, divisors, False, (said,) * pattern.losses)
 
 
 def _totals(*pieces: PieceWeights) -> list[float]:
@@ -45,6 +45,14 @@ def test_total_of_a_mean_is_the_sum_of_counts() -> None:
     """Counts add up."""
     pattern = _pattern(MEAN)
     assert _totals(_piece(pattern, 4, 3.0), _piece(pattern, 3, 5.0)) == [8.0]
+
+
+def test_total_adds_counts_up_as_they_were_before_their_clamp() -> None:
+    """A piece without positives divides by 1 and adds nothing; nothing in all pieces divides by 1 too."""
+    pattern = _pattern(MEAN)
+    empty = replace(_piece(pattern, 4, 1.0), amounts=(0.0,))
+    assert _totals(_piece(pattern, 4, 3.0), empty, _piece(pattern, 4, 1.0)) == [4.0]
+    assert _totals(empty, empty) == [1.0]
 
 
 def test_total_takes_an_epsilon_once() -> None:

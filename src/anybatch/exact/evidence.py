@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from anybatch.exact import hooks, law
+from anybatch.exact.clamps import resolved
 from anybatch.exact.graph import Graph, lowest_precision, node_of
 from anybatch.exact.law import Law
 from anybatch.exact.pattern import Pattern
@@ -63,7 +64,7 @@ def see(run: Rehearsal, terms: Sequence[Term]) -> Seen:
     tops = [node_of(loss) for loss in run.losses]
     if terms and len(tops) != 1 + max(term.root for term in terms):
         raise OtherGraph(f"{len(tops)} losses")
-    readings = tuple(follow(term, tops[term.root]) for term in terms)
+    readings = resolved([follow(term, tops[term.root]) for term in terms], run.clamps)
     losses = tuple(float(loss.detach().double()) for loss in run.losses)
     return Seen(losses, readings, parts(run.losses, run.values, terms, readings))
 

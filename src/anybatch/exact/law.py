@@ -106,11 +106,9 @@ def is_clamped(masked: float, usual: float) -> bool:
 def _offset(whole: Reading, halves: Sequence[Reading]) -> float:
     """c0, from the halves that are not clamped."""
     amounts = [
-        half.denominator
-        for half in halves
-        if half.weight or not is_clamped(half.denominator, whole.denominator)
+        half.amount for half in halves if half.weight or not is_clamped(half.denominator, whole.denominator)
     ]
-    return sum(amounts) - whole.denominator if len(amounts) > 1 else 0.0
+    return sum(amounts) - whole.amount if len(amounts) > 1 else 0.0
 
 
 def common(laws: Sequence[TermLaw]) -> TermLaw:

@@ -39,8 +39,16 @@ def learn(whole: Whole, halves: Sequence[Seen], cut: Cut) -> tuple[Pattern, tupl
         )
     has_fixed_graph = whole.is_labelled and all(term.end for term in whole.terms)
     remainders = (None,) * len(whole.given)
+    uses_counts = any(
+        reading.counted is not None for seen in (whole.seen, *halves) for reading in seen.readings
+    )
     known = Pattern(
-        whole.terms, laws, remainders, warnings=tuple(dict.fromkeys(notes)), has_fixed_graph=has_fixed_graph
+        whole.terms,
+        laws,
+        remainders,
+        warnings=tuple(dict.fromkeys(notes)),
+        has_fixed_graph=has_fixed_graph,
+        uses_counts=uses_counts,
     )
     return known, tuple(dict.fromkeys(causes))
 

@@ -25,6 +25,7 @@ class Pattern:
         warnings: What could not be proved.
         has_fixed_graph: Is the graph the same for every number of rows?
         is_proved: Was there anything to compare? Not where a loss was nan.
+        uses_counts: Is a number by which it is divided a clamp of a count, or one that Python has read?
         is_linear: Does half a loss have half its gradient? Not where a hook clips gradients on their way.
     """
 
@@ -36,6 +37,7 @@ class Pattern:
     has_fixed_graph: bool = True
     is_proved: bool = True
     is_linear: bool = True
+    uses_counts: bool = False
 
     def law(self, term: Term) -> TermLaw:
         """The law of one of its terms."""
@@ -74,6 +76,7 @@ class Memory:
         structures: The graphs of first pieces that are known to carry a proved pattern.
         needs_counting: Did a call need the denominators of all pieces before its first backward?
         needs_values: Did it need the values of terms?
+        needs_counts: Did it need to see what counts were before they were clamped?
         closes_graph: Did a compiler close the graph of a loss whose terms must be told apart?
         keeps_results: Must a forward run keep its results, for gradients inside of the function?
         runs_plainly: Does the function run only without a graph while gradients are disabled?
@@ -88,6 +91,7 @@ class Memory:
     structures: set[int] = field(default_factory=set)
     needs_counting: bool = False
     needs_values: bool = False
+    needs_counts: bool = False
     closes_graph: bool = False
     keeps_results: bool = False
     runs_plainly: bool = False
@@ -107,6 +111,7 @@ class Memory:
         self.patterns = [known for known in self.patterns if known.terms != pattern.terms]
         self.patterns.append(pattern)
         self.needs_values = self.needs_values or pattern.uses_values
+        self.needs_counts = self.needs_counts or pattern.uses_counts
 
     def match(self, losses: Sequence[torch.Tensor]) -> tuple[Pattern, list[Reading]] | None:
         """The pattern that explains the losses of a piece, with its readings."""

@@ -130,6 +130,7 @@ def _merged(patterns: Sequence[Pattern]) -> Pattern:
         uses_values=any(pattern.uses_values for pattern in patterns),
         warnings=tuple(note for note in last.warnings if all(note in one.warnings for one in patterns)),
         is_linear=all(pattern.is_linear for pattern in patterns),
+        uses_counts=any(pattern.uses_counts for pattern in patterns),
     )
 
 
@@ -260,7 +261,7 @@ def _in_another_form(whole: Whole, runs: Sequence[Rehearsal]) -> tuple[Whole, li
 def _counts(known: Sequence[Term], seen: Seen) -> bool:
     """Does something of the rows count in every term? Zero is no value for a term that can't be read."""
     return all(
-        reading.weight and (term.kind is not Kind.OPAQUE or part != 0)
+        reading.weight and reading.amount and (term.kind is not Kind.OPAQUE or part != 0)
         for term, reading, part in zip(known, seen.readings, seen.parts, strict=True)
     )
 

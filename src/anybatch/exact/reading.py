@@ -21,6 +21,8 @@ class Reading:
         denominator: What its mean divides by, constants on the path included.
         is_masked: Does nothing of the piece count?
         is_doubtful: Does it divide by exactly 1, with no mask to tell whether that is a count or its clamp?
+        may_clamp: Does it divide by a number, with no mask to tell whether that is a clamp?
+        counted: What that number was before it was clamped, constants included; None where it is not known.
         top: The highest node that belongs to this term alone.
         end: The node that sums up the rows.
         stop: The node at which the term is cut off where it counts nothing: the end, or the highest learned
@@ -32,11 +34,18 @@ class Reading:
     denominator: float
     is_masked: bool
     is_doubtful: bool
+    may_clamp: bool
+    counted: float | None
     top: Node
     end: Node
     stop: Node
     scalars: tuple[nodes.Constant, ...]
     vectors: tuple[torch.Tensor, ...]
+
+    @property
+    def amount(self) -> float:
+        """What the piece adds to what the whole divides by."""
+        return self.denominator if self.counted is None else self.counted
 
     @property
     def weight(self) -> float:
@@ -90,10 +99,13 @@ def _read(term: Term, trail: Sequence[Node]) -> Reading:
     divisor = 0.0 if counts_nothing else _divisor(scalars)
     is_counted = term.kind is not Kind.PARAMETERS and has_divisor
     is_masked = is_counted and is_masked_out(trail[-1])
+    may_clamp = is_counted and not (is_masked or shows_what_counts(trail[-1]))
     return Reading(
         denominator=float(own) * divisor,
         is_masked=is_masked,
-        is_doubtful=is_counted and divisor == 1.0 and not (is_masked or shows_what_counts(trail[-1])),
+        is_doubtful=may_clamp and divisor == 1.0,
+        may_clamp=may_clamp,
+        counted=None,
         top=trail[term.branch],
         end=trail[-1],
         stop=trail[min(own_learned)] if own_learned else trail[-1],

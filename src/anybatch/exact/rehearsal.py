@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch.autograd.graph import Node
+
+from anybatch.exact.clamps import Clamps
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +20,7 @@ class Rehearsal:
         values: Small intermediate results, by node.
         inputs: The ids of leaves that belong to this run alone.
         not_comparable: Why its numbers say nothing about those of another run; None where they do.
+        clamps: Numbers that were clamped or read in it.
         conditions: A context for its backward, in which a checkpoint runs forward again as it did before.
     """
 
@@ -25,6 +28,7 @@ class Rehearsal:
     values: Mapping[Node, torch.Tensor]
     inputs: frozenset[int]
     not_comparable: str | None
+    clamps: Clamps = field(default_factory=Clamps)
     conditions: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 

@@ -20,6 +20,7 @@ class PieceWeights:
         rows: Its number of rows.
         weights: For each term of the pattern what it divides by here, 0 where nothing counts.
         denominators: The same, also where nothing counts.
+        amounts: What each adds to what the whole divides by: less than its denominator where that is a clamp.
         is_doubtful: Does a term divide by the 1 of what may be a clamp?
         given: For each loss what the caller says of the piece; None where the graph is read.
     """
@@ -28,6 +29,7 @@ class PieceWeights:
     rows: int
     weights: tuple[float, ...]
     denominators: tuple[float, ...]
+    amounts: tuple[float, ...]
     is_doubtful: bool
     given: tuple[Given | None, ...]
 
@@ -45,6 +47,7 @@ def weigh(
         rows,
         tuple(reading.weight for reading in readings),
         tuple(reading.denominator for reading in readings),
+        tuple(reading.amount for reading in readings),
         is_doubtful,
         tuple(given),
     )
@@ -53,7 +56,7 @@ def weigh(
 def unread(pattern: Pattern, rows: int, given: Sequence[Given | None]) -> PieceWeights:
     """Of a piece whose losses are not read from their graphs."""
     ones = (1.0,) * len(pattern.terms)
-    return PieceWeights(pattern, rows, ones, ones, False, tuple(given))
+    return PieceWeights(pattern, rows, ones, ones, ones, False, tuple(given))
 
 
 def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
@@ -72,6 +75,8 @@ def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
             if not (known.law is Law.MEAN and _is_clamped(piece, place, known.per_row)):
                 amounts[term.key].append(_amount(known.law, piece, place))
     whole = {key: sum(values) - max(len(values) - 1, 0) * offsets[key] for key, values in amounts.items()}
+    for key, clamp in _clamps(pieces).items():
+        whole[key] = max(whole[key], clamp)
     counts = {
         term.key
         for piece in pieces
@@ -79,6 +84,16 @@ def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
         if weight or piece.pattern.law(term).law is Law.ONCE
     }
     return {key: value if key in counts else 0.0 for key, value in whole.items()}
+
+
+def _clamps(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
+    """What the terms divide by where their counts are below that, as far as that was met."""
+    return {
+        term.key: piece.denominators[place]
+        for piece in pieces
+        for place, term in enumerate(piece.pattern.terms)
+        if piece.amounts[place] < piece.denominators[place] and piece.pattern.law(term).law is Law.MEAN
+    }
 
 
 def _is_clamped(piece: PieceWeights, place: int, per_row: float) -> bool:
@@ -163,7 +178,7 @@ def _factor(law: Law, piece: PieceWeights, place: int, total: float) -> float:
 def _amount(law: Law, piece: PieceWeights, place: int) -> float:
     """What a piece brings to the total of one of its terms."""
     if law is Law.MEAN:
-        return piece.denominators[place]
+        return piece.amounts[place]
     if law is Law.GIVEN:
         return _given_weight(piece.given[piece.pattern.terms[place].root])
     return 1.0 if law is Law.ONCE else float(piece.rows)

@@ -12,6 +12,7 @@ import torch
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anybatch.exact.clamps import WATCHED, Clamps
 from anybatch.exact.graph import LEAF
 from anybatch.exact.reading import Reading
 from anybatch.exact.terms import Term
@@ -28,6 +29,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.values: dict[Node, torch.Tensor] = {}
+        self.clamps = Clamps()
         self._pending: list[torch.Tensor] = []
 
     @classmethod
@@ -38,6 +40,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._file_pending()
         result = func(*args, **(kwargs or {}))
+        if func in WATCHED:
+            self.clamps.see(func, args, result)
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         self._pending += [out for out in outputs if isinstance(out, torch.Tensor) and _is_small(out)]
         return result

@@ -12,6 +12,7 @@ from anybatch.exact import evidence, graph, labels, terms
 from anybatch.exact.cover import covering_leaves
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen
+from anybatch.exact.reading import follow
 from anybatch.exact.rehearsal import NoRoom, Rehearsal, Rehearse
 from anybatch.exact.terms import Kind, Term
 from anybatch.exact.values import must_be_recorded
@@ -84,7 +85,7 @@ def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
         return run, seen, _find_terms(seen, sum(cut.rows), small_graph, small_rows, given)
 
     # Recording takes time. Whether it is needed is seen for sure on the labelled graph only.
-    records = must_be_recorded(own_terms(small)) or _branches(small)
+    records = must_be_recorded(own_terms(small)) or _branches(small) or _may_clamp(small)
     large, large_graph, found = look(records=records)
     if not records and must_be_recorded(found.terms):
         del large, large_graph
@@ -152,6 +153,14 @@ def _find_terms(
 def _branches(run: Rehearsal) -> bool:
     """Does the way down from a loss branch before anything that is read there?"""
     return any(term.kind is Kind.OPAQUE for term in own_terms(run))
+
+
+def _may_clamp(run: Rehearsal) -> bool:
+    """Is a loss divided by a number that may be a clamped count?"""
+    return any(
+        follow(term, graph.node_of(loss)).may_clamp
+        for term, loss in zip(own_terms(run), run.losses, strict=True)
+    )
 
 
 def own_terms(run: Rehearsal) -> tuple[Term, ...]:
