@@ -20,8 +20,8 @@ def test_cuts_lie_in_the_mini_batch_and_are_halved_inside(rows: int, ub_size: in
 
 
 def test_first_cut_of_a_large_piece_is_a_part_of_it() -> None:
-    """What the probe costs stays below a piece: a fourth of many rows, all of few."""
-    assert [sum(spread([n] * 4, 0)[0].rows) for n in (400, 100, 40, 16, 8)] == [100, 25, 16, 16, 8]
+    """What the probe costs stays below a piece: an eighth of many rows, all of few."""
+    assert [sum(spread([n] * 4, 0)[0].rows) for n in (400, 100, 40, 16, 8)] == [50, 16, 16, 16, 8]
 
 
 def test_cuts_of_three_and_two_rows_come_next() -> None:

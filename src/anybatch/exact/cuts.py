@@ -81,7 +81,7 @@ def spread(sizes: Sequence[int], index: int) -> list[Cut]:
     """
     rows, total = sizes[index], sum(sizes)
     start, last = sum(sizes[:index]), total - rows
-    few = max(min(rows, _ENOUGH_ROWS), rows // 4)
+    few = max(min(rows, _ENOUGH_ROWS), rows // 8)
     steps = range(1, _MOST_CUTS + 1)
     starts = [start, *((start + step * max(last, 1) // _MOST_CUTS) % (last + 1) for step in steps)]
     pieces = [halve(one, rows, total) for one in dict.fromkeys(starts)]
