@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from anybatch.fit.generators import KINDS, state_access
+from anybatch.fit.generators import is_generator, state_access
 from anybatch.memory.device import RandomState
 
 PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -198,4 +198,4 @@ class KeptRandomState(Kept):
 
 def kept_generator(name: str, value: Any) -> KeptState | None:
     """A random generator of the user's own, kept; None for anything else."""
-    return KeptState(name, *state_access(value)) if isinstance(value, KINDS) else None
+    return KeptState(name, *state_access(value)) if is_generator(value) else None

@@ -2,22 +2,31 @@
 
 import pickle
 import random
+import sys
 from collections.abc import Callable
 from typing import Any, final
 
-import numpy as np
 import torch
 
-KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+def is_generator(value: Any) -> bool:
+    """Is it a random generator of torch's, numpy's or Python's?"""
+    return isinstance(value, (torch.Generator, random.Random)) or isinstance(value, _numpy_kinds())
+
+
+def _numpy_kinds() -> tuple[type, ...]:
+    """What was never imported has made no generators, and takes long to import."""
+    module = sys.modules.get("numpy.random")
+    return () if module is None else (module.Generator, module.RandomState)
 
 
 def state_access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """How the state of a generator of one of `KINDS` is read, and how it is set."""
+    """How the state of a generator is read, and how it is set."""
     if isinstance(generator, torch.Generator):
         return generator.get_state, generator.set_state
     if isinstance(generator, random.Random):
         return generator.getstate, generator.setstate
-    if isinstance(generator, np.random.RandomState):
+    if not hasattr(generator, "bit_generator"):
         return generator.get_state, generator.set_state
     bits = generator.bit_generator
     return lambda: bits.state, lambda state: setattr(bits, "state", state)

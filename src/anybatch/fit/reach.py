@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from anybatch.exact.compiled import is_compiled
-from anybatch.fit.generators import KINDS
+from anybatch.fit.generators import is_generator
 
 _LARGEST_CONTAINER = 64
 _DEEPEST_CALL = 2
@@ -44,18 +44,17 @@ def in_reach(function: Callable[..., Any], arguments: Iterable[Any] = ()) -> Rea
         found += _in(value, seen)
     modules = tuple(value for value in found if isinstance(value, Module))
     leaves = tuple(value for value in found if isinstance(value, Tensor))
-    generators = tuple(value for value in found if isinstance(value, KINDS))
+    generators = tuple(value for value in found if is_generator(value))
     return Reach(modules, leaves, generators, any(map(is_compiled, (function, *modules))))
 
 
 def _in(value: Any, seen: set[int]) -> Iterator[Any]:
     is_container = isinstance(value, Mapping) or type(value) in (list, tuple)
-    if not (is_container or isinstance(value, (Module, Tensor, *KINDS))) or id(value) in seen:
+    is_part = isinstance(value, Module) or is_generator(value)
+    if not (is_container or is_part or isinstance(value, Tensor)) or id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, (Module, *KINDS)) or (
-        isinstance(value, Tensor) and value.is_leaf and value.requires_grad
-    ):
+    if is_part or (isinstance(value, Tensor) and value.is_leaf and value.requires_grad):
         yield value
     elif is_container and len(value) <= _LARGEST_CONTAINER:
         for child in value.values() if isinstance(value, Mapping) else value:
