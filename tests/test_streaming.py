@@ -354,7 +354,10 @@ def peak_bytes(call: Callable[..., Any], model: nn.Module, rows: dict[str, Tenso
 @pytest.mark.parametrize("context", ["training", "no_grad"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_peak_does_not_grow_with_the_number_of_pieces(name: str, context: str) -> None:
-    """Sixteen times as many pieces add to the peak no more than a few numbers per piece."""
+    """Sixteen times as many pieces add to the peak no more than a few numbers per piece.
+
+    Beyond sixteen pieces gradients in float32 are added up in blocks, which takes one copy of them once.
+    """
     model = Watched(LOSSES[name])
 
     def function(x: Tensor, y: Tensor) -> Any:
@@ -363,10 +366,10 @@ def test_peak_does_not_grow_with_the_number_of_pieces(name: str, context: str) -
     call = _apply(function)
     with CONTEXTS[context]():
         call(**_batch(4 * UB_SIZE))
-        few, many = (peak_bytes(call, model, _batch(pieces * UB_SIZE)) for pieces in (4, 64))
-    numbers_bytes = 4 * 4
+        few, many = (peak_bytes(call, model, _batch(pieces * UB_SIZE)) for pieces in (20, 320))
+    numbers_bytes = 7 * 4
     assert few > UB_SIZE * HIDDEN * 4
-    assert many - few <= 60 * numbers_bytes
+    assert many - few <= 300 * numbers_bytes
 
 
 WIDE = 4096

@@ -67,7 +67,7 @@ def _total(pieces: Sequence[PieceLosses], root: int, rows: int, ratio: float, wi
         return torch.zeros_like(first)
     losses, factors = zip(*counted, strict=True)
     values = torch.stack(losses).to(wide)
-    return ((values * values.new_tensor(factors)).sum() * ratio).to(first.dtype)
+    return (values @ values.new_tensor(factors) * ratio).to(first.dtype)
 
 
 def _adds_up_by_parts(pieces: Sequence[PieceLosses], root: int) -> bool:
