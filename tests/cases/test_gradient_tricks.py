@@ -165,3 +165,13 @@ def test_hook_that_is_not_linear_costs_a_count_only_where_something_is_counted()
     net.register_forward_pre_hook(lambda module, arguments: runs.append(1))
     call(**batch)
     assert len(runs) == 3
+
+
+@pytest.mark.parametrize("ub_size", [3, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_scale_that_is_one_in_the_first_rows_is_looked_at_elsewhere(dtype: torch.dtype, ub_size: int) -> None:
+    """A share by a count that is clamped to 1 in the first pieces is seen in those that have more."""
+    net = _net(lambda h, y: _scaled(h, 1 / (y == 1).sum().clamp(min=1).to(dtype)), 0).to(dtype)
+    label = torch.tensor([0, 1, *[0] * 8, *[0, 1] * 7])
+    with pytest.raises(InexactError, match="the gradient depends on which rows are together"):
+        anybatch.apply(["x", "label"], ub_size=ub_size)(net)(x=torch.randn(24, 5, dtype=dtype), label=label)

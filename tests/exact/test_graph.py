@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from anybatch.exact import graph
+from anybatch.exact.values import Recorder
 
 
 def _leaf(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -143,3 +144,15 @@ def test_nearest_leaves_are_looked_for_below_each_place() -> None:
     below = [place for place, name in enumerate(seen.names) if name == "SumBackward0"]
     assert graph.nearest_leaves(seen, seen.roots, 1, lambda _: True) == [near]
     assert {id(leaf) for leaf in graph.nearest_leaves(seen, below, 1, lambda _: True)} == {id(near), id(far)}
+
+
+def test_reshape_has_one_name_inside_and_outside_of_a_dispatch_mode() -> None:
+    """A run that is recorded has the graph of one that is not, also where something is reshaped."""
+    rows = torch.randn(6, 4, requires_grad=True)
+
+    def reshaped() -> Tensor:
+        return rows.split(2, dim=1)[0].reshape(2, 3, 2).sum()
+
+    with Recorder():
+        recorded = graph.read([reshaped()])
+    assert recorded.is_like(graph.read([reshaped()]))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 _FEW_ROWS = 4
 _WIDE_ROWS = 8
 _ENOUGH_ROWS = 16
-_MOST_CUTS = 8
+_STEPS = (4, 6, 2, 7, 1, 5, 3, 8)
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,10 @@ def spread(sizes: Sequence[int], index: int) -> list[Cut]:
     rows, total = sizes[index], sum(sizes)
     start, last = sum(sizes[:index]), total - rows
     few = max(min(rows, _ENOUGH_ROWS), rows // 8)
-    steps = range(1, _MOST_CUTS + 1)
-    starts = [start, *((start + step * max(last, 1) // _MOST_CUTS) % (last + 1) for step in steps)]
+    starts = [start, *((start + step * max(last, 1) // len(_STEPS)) % (last + 1) for step in _STEPS)]
     pieces = [halve(one, rows, total) for one in dict.fromkeys(starts)]
     first = halve(start, few, total)
-    places = starts[_MOST_CUTS // 2], starts[_MOST_CUTS // 4]
-    small = [_small(place, size, rows, total) for place, size in zip(places, (3, 2), strict=True)]
+    small = [_small(place, size, rows, total) for place, size in zip(starts[1:3], (3, 2), strict=True)]
     return list(dict.fromkeys([first, *(cut for cut in small if cut and cut.rows != first.rows), *pieces]))
 
 

@@ -33,8 +33,8 @@ class Graph:
 
     @cached_property
     def names(self) -> list[str]:
-        """The name of each node, as torch spells it."""
-        return [node.name() for node in self.nodes]
+        """The name of each node."""
+        return [name_of(node) for node in self.nodes]
 
     def is_like(self, other: "Graph") -> bool:
         """Are they the graphs of two runs of the same operations, whatever the sizes?"""
@@ -53,6 +53,15 @@ class Graph:
     def leaves(self) -> list[torch.Tensor]:
         """The tensors into which backward through this graph accumulates."""
         return [leaf_of(node) for node, name in zip(self.nodes, self.names, strict=True) if name == LEAF]
+
+
+def name_of(node: Node) -> str:
+    """The name of a node as torch spells it, but one for the two that a reshape may have.
+
+    Which one depends on whether a dispatch mode is entered, as it is where values are recorded (torch 2.13).
+    """
+    name: str = node.name()
+    return "ViewBackward0" if name == "ReshapeAliasBackward0" else name
 
 
 def leaf_of(node: Node) -> torch.Tensor:
@@ -102,7 +111,7 @@ def outline(roots: Sequence[torch.Tensor]) -> Outline:
             record.append(None if node is None else places[node])
             continue
         places[node] = len(places)
-        name, below = node.name(), node.next_functions
+        name, below = name_of(node), node.next_functions
         record += (name, len(below))
         if name == LEAF:
             leaves.append(leaf_of(node))

@@ -59,7 +59,9 @@ def probe(
         try:
             before = [*known, *(result.pattern for result in found if result.is_clear)]
             result = _probe_once(rehearse, cut, weigh, before)
-            found.append(replace(result, is_wide=cut.is_wide))
+            found.append(
+                replace(result, is_wide=cut.is_wide, is_clear=result.is_clear and _adds(result, found))
+            )
         except NoRoom:
             continue
         except Exception:  # any error: some functions don't run on so few rows
@@ -76,13 +78,23 @@ def probe(
     return _verdict(clear or found)
 
 
+def _adds(result: _Result, found: Sequence[_Result]) -> bool:
+    """Does it confirm others, refute them, or read what they have not?"""
+    clear = [other.pattern.terms for other in found if other.is_clear]
+    is_read = all(term.kind is not Kind.OPAQUE for term in result.pattern.terms)
+    return not clear or is_read or bool(result.causes) or result.pattern.terms in clear
+
+
 def _needs_another(found: Sequence[_Result]) -> bool:
     """Does a term divide by more than its rows, such as a count, and few other cuts have confirmed it yet?
 
-    What selects rows by their values, or counts a part of them, may by chance add up on some cuts.
+    What selects rows by their values, or counts a part of them, may by chance add up on some cuts. And a
+    number that scales what rows have may by chance be the same on some.
     """
     clear = [result for result in found if result.is_clear]
     tried = len(found) - found.index(clear[0])
+    if 0 < sum(result.scales_rows for result in clear) <= _CONFIRMATIONS + 1:
+        return True
     return tried <= _CONFIRMATIONS and any(
         known.c0 or (known.law is Law.MEAN and not known.follows_rows and clear[0].is_compared)
         for result in clear
@@ -99,6 +111,7 @@ class _Result:
     is_clear: bool = True
     is_compared: bool = True
     is_wide: bool = False
+    scales_rows: bool = False
 
     def ends_search(self, known: Sequence[Pattern]) -> bool:
         """Does it say all, of rows no wider than a piece, and something new?"""
@@ -169,7 +182,8 @@ def _probe_once(rehearse: Rehearse, cut: Cut, weigh: Weigh, known: Sequence[Patt
         compared, causes = _compare(rehearse, weigh, learnt, whole, halves, runs, cut)
         if not causes or _repeats_itself(rehearse, cut, whole.seen.losses, whole.allowed):
             stands = (is_clear or is_sound) and not says_nothing
-            return _Result(compared, causes, stands if causes else is_clear)
+            is_clear = stands if causes else is_clear
+            return _Result(compared, causes, is_clear, scales_rows=whole.scales_rows)
         doubt = (
             "two runs on the same rows differ (random numbers of its own, or state?), so nothing was compared"
         )

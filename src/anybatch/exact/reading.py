@@ -8,6 +8,7 @@ import torch
 from torch.autograd.graph import Node
 
 from anybatch.exact import nodes, operations
+from anybatch.exact.graph import name_of
 from anybatch.exact.labels import pretty
 from anybatch.exact.masks import is_masked_out, shows_what_counts
 from anybatch.exact.terms import Kind, Term, needed
@@ -77,10 +78,10 @@ def _trail(term: Term, root: Node) -> list[Node]:
         node = trail[-1]
         children = [child for child, _ in node.next_functions]
         below = children[step.edge] if step.edge < len(children) else None
-        if node.name() != step.name or needed(children) != step.inputs or below is None:
+        if name_of(node) != step.name or needed(children) != step.inputs or below is None:
             raise OtherGraph(f"{pretty(node.name())} instead of {pretty(step.name)}")
         trail.append(below)
-    if term.end and trail[-1].name() != term.end:
+    if term.end and name_of(trail[-1]) != term.end:
         raise OtherGraph(f"{pretty(trail[-1].name())} instead of {pretty(term.end)}")
     return trail
 

@@ -21,7 +21,7 @@ from functools import cached_property
 from torch.autograd.graph import Node
 
 from anybatch.exact import nodes, operations
-from anybatch.exact.graph import is_custom
+from anybatch.exact.graph import is_custom, name_of
 from anybatch.exact.labels import Label, Labelled, pretty
 
 Key = tuple[object, ...]
@@ -87,7 +87,7 @@ def unlabelled(root: int, node: Node | None = None) -> Term:
     """
     path: list[Step] = []
     while node is not None:
-        name, children = node.name(), [child for child, _ in node.next_functions]
+        name, children = name_of(node), [child for child, _ in node.next_functions]
         inputs = needed(children)
         if _is_readable(node, name):
             return Term(root, tuple(path), name, Kind.ROWS)

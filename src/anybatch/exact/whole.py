@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.graph import Node
 
-from anybatch.exact import evidence, graph, labels, terms
+from anybatch.exact import evidence, graph, labels, nodes, operations, terms
 from anybatch.exact.cover import covering_leaves
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen
@@ -38,6 +39,7 @@ class Whole:
         allowed: How close is equal.
         not_comparable: Why its numbers say nothing about those of another run; None where they do.
         is_labelled: Are the terms those of a graph whose rows are known?
+        scales_rows: Is something that has rows multiplied with one number that was computed?
         structure: What tells its graph from those of other forms.
         own_terms: The terms of each loss as far as its graph can be read without labels.
         own_seen: What the piece says of these.
@@ -53,6 +55,7 @@ class Whole:
     allowed: evidence.Tolerance
     not_comparable: str | None
     is_labelled: bool
+    scales_rows: bool
     structure: int
     own_terms: tuple[Term, ...]
     own_seen: Seen
@@ -95,6 +98,8 @@ def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
     leaves = _leaves_to_compare(large, large_graph, small_graph, seen) if compares else []
     own, structure = own_terms(large), graph.outline(large.losses).structure
     own_seen = evidence.see(large, own)
+    with large.conditions():  # what is saved inside of a checkpoint is computed again
+        scales_rows = bool(leaves) and any(map(_is_scaled_by_a_number, large_graph.nodes))
     gradients = evidence.gradients(large, leaves)  # last, for it frees the graph
     return Whole(
         terms=tuple(found.terms),
@@ -106,6 +111,7 @@ def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
         allowed=evidence.tolerance(large_graph),
         not_comparable=large.not_comparable,
         is_labelled=found.is_labelled,
+        scales_rows=scales_rows,
         structure=structure,
         own_terms=own,
         own_seen=own_seen,
@@ -153,6 +159,24 @@ def _find_terms(
 def _branches(run: Rehearsal) -> bool:
     """Does the way down from a loss branch before anything that is read there?"""
     return any(term.kind is Kind.OPAQUE for term in own_terms(run))
+
+
+def _is_scaled_by_a_number(node: Node) -> bool:
+    """Is a result of more than one number multiplied with, or divided by, one that is no number of Python's?
+
+    These are saved in the widest dtype, so that none is taken for one where the result has less.
+    """
+    name, inputs = node.name(), terms.needed([child for child, _ in node.next_functions])
+    if name not in operations.SCALING or sum(inputs) != 1 or len(graph.shapes(node)[0]) == 0:
+        return False
+    try:
+        constant = nodes.constant(node, name, inputs.index(True))
+    except nodes.Unreadable:
+        return False
+    value = constant.value if constant else None
+    return (
+        isinstance(value, torch.Tensor) and value.ndim == 0 and value.dtype == node._input_metadata[0].dtype
+    )
 
 
 def _may_clamp(run: Rehearsal) -> bool:
