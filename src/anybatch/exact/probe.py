@@ -198,6 +198,8 @@ def _probe_mixed(
     if any(one for said in given for one in said):
         return None
     whole = rehearse(cut.start, cut.stop, keeps=False)
+    if any(len(half.losses) != len(whole.losses) for half in halves):
+        return None
     try:
         form = mixed.known_form(whole, known) or mixed.new_form(whole, halves, known, cut)
     except law.NoLaw as reason:

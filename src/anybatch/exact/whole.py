@@ -80,11 +80,10 @@ def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
     small_graph = graph.read(small.losses)
     # Large results that no backward is to free would stay beside those of the halves.
     compares = not (cut.is_wide or small.not_comparable or graph.has_reentrant_checkpoint(small_graph))
-    given = weigh(cut.start, cut.stop)
 
     def look(*, records: bool) -> tuple[Rehearsal, graph.Graph, terms.Findings]:
         run = rehearse(cut.start, cut.stop, keeps=compares, records=records)
-        seen = graph.read(run.losses)
+        seen, given = graph.read(run.losses), weigh(cut.start, cut.stop)
         return run, seen, _find_terms(seen, sum(cut.rows), small_graph, small_rows, given)
 
     # Recording takes time. Whether it is needed is seen for sure on the labelled graph only.
@@ -94,6 +93,7 @@ def run_whole(rehearse: Rehearse, cut: Cut, weigh: Weigh) -> Whole:
         del large, large_graph
         records = True
         large, large_graph, found = look(records=records)
+    given = weigh(cut.start, cut.stop)
     seen = evidence.see(large, found.terms)
     leaves = _leaves_to_compare(large, large_graph, small_graph, seen) if compares else []
     own, structure = own_terms(large), graph.outline(large.losses).structure
