@@ -123,6 +123,8 @@ def common(laws: Sequence[TermLaw]) -> TermLaw:
     """
     means = [one for one in laws if one.law is Law.MEAN]
     if not means:
+        if len({one.law for one in laws}) > 1:
+            raise NoLaw("combines like a sum on some rows, and like a mean on others")
         return laws[0]
     if any(abs(one.c0 - means[0].c0) > 2 * max(one.c0_error, means[0].c0_error) for one in means):
         raise NoLaw("divides by something that adds up over rows only nearly")

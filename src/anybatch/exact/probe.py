@@ -95,6 +95,8 @@ def _needs_another(found: Sequence[_Result]) -> bool:
     tried = len(found) - found.index(clear[0])
     if 0 < sum(result.scales_rows for result in clear) <= _CONFIRMATIONS + 1:
         return True
+    if tried <= _CONFIRMATIONS and not all(result.pattern.has_fixed_graph for result in clear):
+        return clear[0].is_compared
     return tried <= _CONFIRMATIONS and any(
         known.c0 or (known.law is Law.MEAN and not known.follows_rows and clear[0].is_compared)
         for result in clear
