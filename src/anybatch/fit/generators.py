@@ -11,7 +11,7 @@ import torch
 
 def is_generator(value: Any) -> bool:
     """Is it a random generator of torch's, numpy's or Python's?"""
-    return isinstance(value, (torch.Generator, random.Random)) or isinstance(value, _numpy_kinds())
+    return isinstance(value, (torch.Generator, random.Random, *_numpy_kinds()))
 
 
 def _numpy_kinds() -> tuple[type, ...]:
