@@ -260,8 +260,8 @@ def _expected(
     pattern, rows = weights.pattern, call.layout.rows
     if pattern not in call.expected:
         whole = shares.expected_totals(pattern, rows, len(call.sizes), call.given(names, 0, rows))
-        is_coarse = any(loss.dtype != torch.float64 for loss in losses)
-        call.expected[pattern] = shares.in_exact_factors(pattern, whole) if is_coarse else whole
+        has_low = any(is_low(loss.dtype) for loss in losses)
+        call.expected[pattern] = shares.in_exact_factors(pattern, whole) if has_low else whole
     return call.expected[pattern]
 
 

@@ -4,6 +4,7 @@ A graph is read once and labelled by comparing it with the graph of the same fun
 of rows (`labels.py`). Node objects are kept, for Python wrappers are only identical while one is alive.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -173,7 +174,9 @@ def is_custom(node: Node) -> bool:
 
 def is_compiled(tensors: Iterable[torch.Tensor]) -> bool:
     """Is any of the tensors what a compiled region gave?"""
-    return any(node_of(tensor).name().startswith("CompiledFunction") for tensor in tensors)
+    # torch.compile takes seconds to import; what was never imported has compiled nothing.
+    is_loaded = "torch._dynamo" in sys.modules
+    return is_loaded and any(node_of(tensor).name().startswith("CompiledFunction") for tensor in tensors)
 
 
 def has_reentrant_checkpoint(graph: Graph) -> bool:
