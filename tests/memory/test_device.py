@@ -13,6 +13,7 @@ from anybatch.memory.device import (
     accelerator_readings,
     accelerators,
     as_device,
+    autocast_state,
     copies_asynchronously,
     device_name,
     device_of,
@@ -207,6 +208,14 @@ def test_device_name_falls_back_to_the_kind(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda device: f"Arc {device.index}", raising=False)
     assert device_name(torch.device("xpu", 1)) == "Arc 1"
     assert device_name(torch.device("mps")) == "mps"
+
+
+@pytest.mark.parametrize("device", [None, torch.device("cpu"), torch.device("meta")])
+def test_autocast_state_is_the_host_s_where_a_device_has_none(device: torch.device | None) -> None:
+    """A device without autocast of its own runs its function under that of the host."""
+    assert autocast_state(device) == (False, torch.bfloat16)
+    with torch.autocast("cpu", torch.float16):
+        assert autocast_state(device) == (True, torch.float16)
 
 
 @pytest.mark.cuda

@@ -19,7 +19,7 @@ from anybatch.fit.sums import is_low, plus
 Hook = Callable[[Tensor], Tensor | None]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Leaf:
     """A leaf, what it had before the call, and how its gradient looked when the call last touched it.
 
