@@ -203,7 +203,7 @@ def _generator_state(device: torch.device) -> Tensor:
 
 
 def autocast_state(device: torch.device | None) -> tuple[bool, torch.dtype]:
-    """Is autocast on for a device, and to which dtype does it cast? The host's where it has none of its own."""
+    """Is autocast on for a device, and for which dtype? The host's where it has none of its own."""
     has_autocast = device is not None and torch.amp.is_autocast_available(device.type)
     kind = device.type if device is not None and has_autocast else "cpu"
     return torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
