@@ -109,7 +109,6 @@ def test_import_costs_less_than_50_ms(reports: list[dict[str, Any]]) -> None:
 
 
 LATER: dict[str, dict[str, Any]] = {
-    "ub_size": {"ub_size": "auto"},
     "whole_batch_loss": {"whole_batch_loss": torch.mean},
     "batch_norm exact": {"batch_norm": "exact"},
 }

@@ -19,13 +19,14 @@ from anybatch._train import train
 from anybatch.batch import BatchDim, Layout, lay_out
 from anybatch.exact.pattern import Memory
 from anybatch.exact.weights import Weight
+from anybatch.fit.auto import Auto
 from anybatch.fit.reach import in_reach
 from anybatch.memory.device import autocast_state, device_of
 
 
 def apply(
     batch_names: Sequence[str],
-    ub_size: int = 1,
+    ub_size: int | str | Auto = 1,
     device: str | int | torch.device | None = None,
     device_ids: Sequence[int] | None = None,
     *,
@@ -104,7 +105,7 @@ def apply(
         >>> loss.shape, model.weight.grad.shape
         (torch.Size([]), torch.Size([2, 3]))
     """
-    refuse_later_options(ub_size, whole_batch_loss, batch_norm)
+    refuse_later_options(whole_batch_loss, batch_norm)
     checked = settings(
         batch_names, ub_size, device, device_ids, weight, on_inexact, batch_dim, batch_norm, scaler
     )

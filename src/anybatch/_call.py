@@ -1,7 +1,8 @@
 """One call of a decorated function: its mini-batch, what is known about such calls, and its attempts.
 
 A call runs in attempts. One that meets something that it had to know before (another graph, the need to
-count first) is rolled back, what is missing is learnt, and it is made again.
+count first) is rolled back, what is missing is learnt, and it is made again. One that runs out of memory is
+rolled back and made again with smaller pieces, where their size is ours to choose.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from anybatch._fit import Fitting, fitting_of
 from anybatch._learn import Learner
 from anybatch._run import Bound, Returned
 from anybatch._settings import Settings
@@ -28,10 +30,9 @@ from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Key, Term
 from anybatch.exact.total import PieceLosses, total
 from anybatch.exact.weights import BatchWeights, Given
-from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.reach import Reach
 from anybatch.fit.transaction import Transaction
-from anybatch.memory.device import widest_float
+from anybatch.memory.device import release, widest_float
 
 _MOST_ATTEMPTS = 12
 _DOUBTFUL = (
@@ -90,16 +91,40 @@ class Call:
 
     def __post_init__(self) -> None:
         self._clamps = Clamps()
-        self.sizes = balanced(self.layout.rows, self.settings.most_rows, self.layout.amounts)
+        self._fitting: Fitting = fitting_of(self.settings)
+        self._cut(self._fitting.most_rows(self.layout.rows))
         self._weights = BatchWeights(self.settings.weights, self.layout.cut)
         self._learner = Learner(
             self.bound, self.layout, self.settings, self._weights, self.memory, self.transaction, self.device
         )
 
+    def _cut(self, most_rows: int) -> None:
+        """Cuts the mini-batch anew; what was found out about pieces of other rows is forgotten."""
+        self.sizes = balanced(self.layout.rows, most_rows, self.layout.amounts)
+        self.tried.clear()
+        self.expected.clear()
+
     @property
     def is_cut(self) -> bool:
         """Is there more than one piece?"""
         return len(self.sizes) > 1
+
+    def fitted(self, run: Callable[[], Any]) -> Any:
+        """Runs, again and again with smaller pieces as long as memory runs out and they can be made smaller.
+
+        Raises:
+            DoesNotFitError: They can't.
+        """
+        while True:
+            try:
+                return run()
+            except Exception as error:  # any error, to ask the one guard about it
+                smaller_rows = self._fitting.after(error, self.bound.name, self.sizes)
+                if smaller_rows is None:
+                    raise
+            # Outside the except block, whose traceback would keep the attempt's tensors alive.
+            release(self.device)
+            self._cut(smaller_rows)
 
     def in_attempts(self, attempt: Callable[[], Any]) -> Any:
         """Makes attempts, learning between them, until one goes through.
@@ -114,10 +139,6 @@ class Call:
                 return attempt()
             except Again as again:
                 index, straddles = again.index, again.straddles
-            except Exception as error:  # any error, to ask the one guard about it
-                if is_out_of_memory(error):
-                    error.add_note(self._advice())
-                raise
             # Outside the except block, whose traceback would keep the attempt's tensors alive.
             if index is None:
                 continue
@@ -131,15 +152,6 @@ class Call:
             "`apply`: the pieces of a mini-batch have losses of forms that can be learnt. "
             f'Got from {self.bound.name}: {cause}. Give `weight=`, for example "rows".',
             (cause,),
-        )
-
-    def _advice(self) -> str:
-        rows = min(self.sizes[0], self.settings.ub_size)
-        unit = ("1 row" if rows == 1 else f"{rows} rows") + (" per device" if self.settings.devices else "")
-        smaller = f"a smaller `ub_size`, {max(rows // 2, 1)} say" if rows > 1 else "a smaller model or input"
-        return (
-            f"`apply`: out of memory in {self.bound.name} with micro-batches of {unit}. Gradients, buffers "
-            f"and random state are as they were before the call. Try {smaller}."
         )
 
     def should_learn(self) -> bool:

@@ -48,6 +48,10 @@ def evaluate(call: Call) -> Any:
     Returns:
         What `train` returns.
     """
+    return call.fitted(lambda: _evaluate(call))
+
+
+def _evaluate(call: Call) -> Any:
     call.check_weights()
     return call.in_attempts(lambda: _attempt(call))
 

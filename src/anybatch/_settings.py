@@ -14,6 +14,7 @@ from anybatch.errors import BatchError
 from anybatch.exact.batch_norm import FrozenNorms, Norms
 from anybatch.exact.running_statistics import DeferredNorms
 from anybatch.exact.weights import Weights
+from anybatch.fit.auto import Auto
 from anybatch.memory.device import as_device, widest_float
 
 _ON_INEXACT = ("raise", "warn", "ignore")
@@ -26,7 +27,7 @@ class Settings:
 
     Attributes:
         batch_names: The arguments that are cut.
-        ub_size: The largest number of rows of a piece on one device.
+        ub_size: The largest number of rows of a piece on one device, or how to find it.
         device: Where the pieces go; None for where the modules are.
         devices: The accelerators that share a piece; none where there is one device.
         weights: How pieces weigh.
@@ -37,7 +38,7 @@ class Settings:
     """
 
     batch_names: tuple[str, ...]
-    ub_size: int
+    ub_size: int | Auto
     device: torch.device | None
     devices: tuple[torch.device, ...]
     weights: Weights
@@ -47,9 +48,9 @@ class Settings:
     scaler: GradScaler | None
 
     @property
-    def most_rows(self) -> int:
-        """The largest number of rows in a piece, on all its devices together."""
-        return self.ub_size * max(1, len(self.devices))
+    def shares(self) -> int:
+        """How many devices share a piece."""
+        return max(1, len(self.devices))
 
     def used_devices(self, home: torch.device | None) -> list[torch.device]:
         """The devices on which a function may draw random numbers whose pieces go to `home`."""
@@ -66,7 +67,7 @@ class Settings:
 
 def settings(
     batch_names: Sequence[str],
-    ub_size: int,
+    ub_size: Any,
     device: Any,
     device_ids: Any,
     weight: Any,
@@ -82,10 +83,7 @@ def settings(
         ValueError: Another option is out of its range.
     """
     names = _names(batch_names)
-    if isinstance(ub_size, bool) or not hasattr(ub_size, "__index__") or operator.index(ub_size) < 1:
-        raise ValueError(
-            f"`apply`: `ub_size` is a number of rows, an int of at least 1. Got {ub_size!r}. Pass 1 or more."
-        )
+    size = _size(ub_size)
     if on_inexact not in _ON_INEXACT:
         raise ValueError(f'`apply`: `on_inexact` is one of {_ON_INEXACT}. Got {on_inexact!r}. Pass "raise".')
     if batch_norm not in _BATCH_NORMS:
@@ -100,7 +98,7 @@ def settings(
     home = as_device(device) or next(iter(devices), None)
     return Settings(
         names,
-        operator.index(ub_size),
+        size,
         home,
         devices,
         Weights(weight, names),
@@ -111,14 +109,13 @@ def settings(
     )
 
 
-def refuse_later_options(ub_size: Any, whole_batch_loss: Any, batch_norm: str) -> None:
+def refuse_later_options(whole_batch_loss: Any, batch_norm: str) -> None:
     """Refuses what is not built yet.
 
     Raises:
         NotImplementedError: An option is asked for that comes later.
     """
     later = {
-        'ub_size="auto"': ub_size == "auto",
         "whole_batch_loss": whole_batch_loss is not None,
         'batch_norm="exact"': batch_norm == "exact",
     }
@@ -127,6 +124,19 @@ def refuse_later_options(ub_size: Any, whole_batch_loss: Any, batch_norm: str) -
         raise NotImplementedError(
             f"`apply`: some options come with a later version. Got {', '.join(asked)}. Leave them out."
         )
+
+
+def _size(ub_size: Any) -> int | Auto:
+    if isinstance(ub_size, Auto):
+        return ub_size
+    if isinstance(ub_size, str) and ub_size == "auto":
+        return Auto()
+    if isinstance(ub_size, bool) or not hasattr(ub_size, "__index__") or operator.index(ub_size) < 1:
+        raise ValueError(
+            '`apply`: `ub_size` is a number of rows, an int of at least 1, "auto" or `Auto(...)`. '
+            f"Got {ub_size!r}. Pass 1 or more."
+        )
+    return operator.index(ub_size)
 
 
 def _names(batch_names: Any) -> tuple[str, ...]:

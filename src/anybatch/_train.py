@@ -57,6 +57,10 @@ def train(call: Call) -> Any:
     Returns:
         The loss, or a tuple of the loss and the outputs, as the function returns them.
     """
+    return call.fitted(lambda: _train(call))
+
+
+def _train(call: Call) -> Any:
     call.check_weights()
     if call.is_cut and call.should_learn():
         call.learn(0)

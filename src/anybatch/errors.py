@@ -6,13 +6,22 @@ Every error is also the built-in kind that it is, so code that knows nothing of 
     ├── BatchError (ValueError)        the named arguments can't be cut: missing, ambiguous, empty
     ├── LossError (TypeError)          the function did not return a loss, or did backward's work itself
     ├── WeightError (ValueError)       `weight=` gives something that is no weight
+    ├── DoesNotFitError (RuntimeError) not even the smallest micro-batch fits into memory
     └── InexactError (RuntimeError)    the loss of the pieces can't be made the loss of the mini-batch
 
     InexactWarning (UserWarning)       the same, where the caller asked for a warning, or where exactness
                                        could be neither proved nor refuted
 """
 
-__all__ = ["AnybatchError", "BatchError", "InexactError", "InexactWarning", "LossError", "WeightError"]
+__all__ = [
+    "AnybatchError",
+    "BatchError",
+    "DoesNotFitError",
+    "InexactError",
+    "InexactWarning",
+    "LossError",
+    "WeightError",
+]
 
 
 class AnybatchError(Exception):
@@ -29,6 +38,28 @@ class LossError(AnybatchError, TypeError):
 
 class WeightError(AnybatchError, ValueError):
     """`weight=` gives something that can't weight a micro-batch."""
+
+
+class DoesNotFitError(AnybatchError, RuntimeError):
+    """Not even the smallest micro-batch fits into memory; all is as it was before the call.
+
+    Attributes:
+        rows: Rows of the smallest micro-batch.
+        needed_bytes: What it needs beyond what was in use; None where that is not known.
+        available_bytes: What there was; None where that is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rows: int = 1,
+        needed_bytes: int | None = None,
+        available_bytes: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rows = rows
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
 
 
 class InexactError(AnybatchError, RuntimeError):

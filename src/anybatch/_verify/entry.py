@@ -17,7 +17,6 @@ from anybatch._verify.scene import Scene
 from anybatch._verify.sentences import Sentences
 from anybatch._verify.subject import Subject, subject_of, with_leaves
 from anybatch._verify.switches import Switch
-from anybatch.batch import balanced
 from anybatch.fit.guard import is_out_of_memory
 from anybatch.memory.device import widest_float
 
@@ -138,7 +137,7 @@ def _measured(subject: Subject, laboratory: Laboratory, as_is: Measured) -> Veri
         function=subject.bound.name,
         is_exact=laboratory.is_exact(as_is),
         rows=subject.layout.rows,
-        sizes=balanced(subject.layout.rows, subject.settings.most_rows, subject.layout.amounts),
+        sizes=subject.sizes,
         loss_whole=_losses(as_is.whole),
         loss_in_pieces=_losses(as_is.pieces) if as_is.pieces else math.nan,
         loss_error_ratio=as_is.difference.loss_ratio,

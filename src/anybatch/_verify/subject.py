@@ -15,9 +15,10 @@ from torch.nn import Module
 from anybatch._apply import options_of
 from anybatch._run import Bound
 from anybatch._settings import Settings
-from anybatch.batch import Layout, lay_out
+from anybatch.batch import Layout, balanced, lay_out
 from anybatch.batch.containers import container_of
 from anybatch.batch.leaves import Array, holds_only_scalars, is_array
+from anybatch.fit.auto import Auto
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,13 @@ class Subject:
     @property
     def layout(self) -> Layout:
         return lay_out(self.bound.batch, self.settings.batch_dim)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The rows of each piece."""
+        assert isinstance(self.settings.ub_size, int)
+        layout = self.layout
+        return balanced(layout.rows, self.settings.ub_size * self.settings.shares, layout.amounts)
 
     def by_name(self) -> dict[str, Any]:
         """Every argument by its name, those of `**kwargs` among them."""
@@ -87,7 +95,15 @@ def subject_of(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
         parameter = arguments.signature.parameters.get(name)
         if parameter is not None and parameter.default is not parameter.empty:
             arguments.arguments.setdefault(name, parameter.default)
-    return Subject(applied.function, applied.options, arguments)
+    return _of_a_size(Subject(applied.function, applied.options, arguments))
+
+
+def _of_a_size(subject: Subject) -> Subject:
+    """The call with a size in place of a way to find one: half of the mini-batch, so that it is cut."""
+    if not isinstance(subject.settings.ub_size, Auto):
+        return subject
+    half_rows = -(-subject.layout.rows // (2 * subject.settings.shares))
+    return replace(subject, settings=replace(subject.settings, ub_size=half_rows))
 
 
 def standing_for(function: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,18 +5,18 @@ Rule 5: no other file names a kind of device.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 from typing import final
 
 import torch
 from torch import Tensor
 
-from anybatch.memory.reading import Quantity, Reading
-
 __all__ = [
+    "MemoryKind",
     "RandomState",
-    "accelerator_readings",
     "accelerators",
     "as_device",
     "autocast_state",
@@ -24,12 +24,23 @@ __all__ = [
     "device_name",
     "device_of",
     "is_accelerator",
+    "memory_kind",
+    "release",
     "widest_float",
 ]
 
 _HOST_KINDS = frozenset({"cpu", "meta"})
 # On mps a non-blocking copy from pageable memory may be read before it is written, so it is left out.
 _ASYNCHRONOUS_KINDS = frozenset({"cuda", "xpu"})
+
+
+class MemoryKind(Enum):
+    """Who counts what a process holds on a device."""
+
+    HOST = "the operating system"
+    CACHED = "torch's caching allocator"
+    METAL = "Metal's driver"
+    NONE = "nobody: it holds no values"
 
 
 def accelerators() -> tuple[torch.device, ...]:
@@ -74,6 +85,13 @@ def as_device(value: str | int | torch.device | None) -> torch.device | None:
     if is_accelerator(device):
         _check_available(device, value)
     return device
+
+
+def release(device: torch.device | None) -> None:
+    """Frees what a failed attempt has left: what only a cycle of references holds, and cached blocks."""
+    gc.collect()
+    if device is not None and is_accelerator(device):
+        torch.accelerator.empty_cache()
 
 
 def _named_device(value: str | int | torch.device) -> torch.device:
@@ -131,24 +149,13 @@ def device_name(device: torch.device) -> str:
     return str(read_name(device)) if read_name is not None else device.type
 
 
-def accelerator_readings(device: torch.device) -> tuple[Reading, ...]:
-    """Live, peak and limit bytes of this process on an accelerator, each with its source.
-
-    Metal keeps no peak. What it counts against its limit is the driver's figure, which holds caches too.
-    """
+def memory_kind(device: torch.device) -> MemoryKind:
+    """How the device's memory is counted."""
+    if device.type == "meta":
+        return MemoryKind.NONE
     if device.type == "mps":
-        return (
-            Reading(Quantity.LIVE, torch.mps.driver_allocated_memory(), "torch.mps.driver_allocated_memory"),
-            Reading(Quantity.PEAK, None, "not kept by Metal"),
-            Reading(Quantity.LIMIT, torch.mps.recommended_max_memory(), "torch.mps.recommended_max_memory"),
-        )
-    memory = torch.accelerator.memory
-    _, total_bytes = torch.get_device_module(device).mem_get_info(device)
-    return (
-        Reading(Quantity.LIVE, memory.memory_allocated(device), "torch.accelerator.memory_allocated"),
-        Reading(Quantity.PEAK, memory.max_memory_allocated(device), "torch.accelerator.max_memory_allocated"),
-        Reading(Quantity.LIMIT, total_bytes, "memory of the device (driver)"),
-    )
+        return MemoryKind.METAL
+    return MemoryKind.CACHED if is_accelerator(device) else MemoryKind.HOST
 
 
 @final
