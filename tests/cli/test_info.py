@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import anybatch.cli.info as info
 from anybatch.cli.app import app
 from anybatch.memory.reading import Quantity, Reading
+from anybatch.memory.state import MemoryState
 
 GIB = 1 << 30
 
@@ -50,16 +51,20 @@ def test_info_says_when_there_is_no_accelerator(monkeypatch: pytest.MonkeyPatch)
 
 def test_info_lists_each_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every accelerator is named, with its memory; a figure that it does not keep is none."""
-    readings = (
-        Reading(Quantity.LIVE, 3 * GIB, "live source"),
-        Reading(Quantity.PEAK, None, "not kept"),
-        Reading(Quantity.LIMIT, 7 * GIB, "limit source"),
+    state = MemoryState(
+        torch.device("xpu", 1),
+        live=Reading(Quantity.LIVE, 3 * GIB, "live source"),
+        peak=Reading(Quantity.PEAK, None, "not kept"),
+        reserved=Reading(Quantity.RESERVED, 4 * GIB, "reserved source"),
+        limit=Reading(Quantity.LIMIT, 7 * GIB, "limit source"),
+        budget=Reading(Quantity.BUDGET, 5 * GIB, "budget source"),
     )
     monkeypatch.setattr(info, "accelerators", lambda: (torch.device("xpu", 0), torch.device("xpu", 1)))
     monkeypatch.setattr(info, "device_name", lambda device: f"Card {device.index}")
-    monkeypatch.setattr(info, "accelerator_readings", lambda device: readings)
+    monkeypatch.setattr(info, "memory_of", lambda device: state)
     output = printed(100, monkeypatch)
     assert all(text in output for text in ("xpu:0", "Card 0", "xpu:1", "Card 1", "3.0 GiB", "7.0 GiB"))
     assert "none that torch can use" not in output
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
     assert ["xpu:1", "most in use so far", "none", "not kept"] in rows
+    assert ["xpu:1", "to be had", "5.0 GiB", "budget source"] in rows

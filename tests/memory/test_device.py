@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from anybatch.memory.device import (
+    MemoryKind,
     RandomState,
-    accelerator_readings,
     accelerators,
     as_device,
     autocast_state,
@@ -18,8 +19,9 @@ from anybatch.memory.device import (
     device_name,
     device_of,
     is_accelerator,
+    memory_kind,
+    release,
 )
-from anybatch.memory.reading import Quantity
 
 
 @pytest.fixture
@@ -182,25 +184,34 @@ def test_random_state_fixes_the_current_device_at_capture(two_accelerators: TwoD
     assert [each.item() for each in two_accelerators.states] == [10, 20]
 
 
-def test_readings_of_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Live, peak and limit are told apart, and come from torch's figures for that very device."""
-    memory = torch.accelerator.memory
-    monkeypatch.setattr(memory, "memory_allocated", lambda device: 100 + device.index)
-    monkeypatch.setattr(memory, "max_memory_allocated", lambda device: 200 + device.index)
-    monkeypatch.setattr(torch.xpu, "mem_get_info", lambda device: (300, 400 + device.index), raising=False)
-    live, peak, limit = accelerator_readings(torch.device("xpu", 1))
-    assert [(each.quantity, each.amount_bytes) for each in (live, peak, limit)] == [
-        (Quantity.LIVE, 101),
-        (Quantity.PEAK, 201),
-        (Quantity.LIMIT, 401),
-    ]
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cpu", MemoryKind.HOST),
+        ("cuda:1", MemoryKind.CACHED),
+        ("xpu", MemoryKind.CACHED),
+        ("mps", MemoryKind.METAL),
+        ("meta", MemoryKind.NONE),
+    ],
+)
+def test_memory_kind(device: str, expected: MemoryKind) -> None:
+    """Each kind of device has one who counts its memory."""
+    assert memory_kind(torch.device(device)) is expected
 
 
-def test_readings_of_metal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On mps live is what the driver holds and the limit what Metal recommends; there is no peak to read."""
-    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
-    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
-    assert [each.amount_bytes for each in accelerator_readings(torch.device("mps"))] == [7, None, 9]
+def test_release_empties_caches_of_accelerators_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only a cycle of references holds is freed, and cached blocks of an accelerator are given back."""
+    emptied: list[None] = []
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: emptied.append(None))
+    cycle = SimpleNamespace(tensor=torch.ones(1))
+    cycle.itself, tensor = cycle, weakref.ref(cycle.tensor)
+    del cycle
+    release(torch.device("cpu"))
+    assert tensor() is None
+    release(None)
+    assert emptied == []
+    release(torch.device("mps"))
+    assert emptied == [None]
 
 
 def test_device_name_falls_back_to_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,20 +227,6 @@ def test_autocast_state_is_the_host_s_where_a_device_has_none(device: torch.devi
     assert autocast_state(device) == (False, torch.bfloat16)
     with torch.autocast("cpu", torch.float16):
         assert autocast_state(device) == (True, torch.float16)
-
-
-@pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_readings_on_cuda() -> None:
-    """A tensor of 64 MiB on a CUDA device raises live and peak; freed, only the peak stays."""
-    device = torch.device("cuda", 0)
-    before = accelerator_readings(device)[0].amount_bytes or 0
-    block = torch.ones(1 << 24, device=device)
-    assert (accelerator_readings(device)[0].amount_bytes or 0) - before == 1 << 26
-    del block
-    live, peak, _ = accelerator_readings(device)
-    assert live.amount_bytes == before
-    assert (peak.amount_bytes or 0) >= before + (1 << 26)
 
 
 @pytest.mark.cuda

@@ -5,83 +5,80 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
 import anybatch.memory.limit as limit
-from anybatch.memory.limit import cgroup_limit, host_limits, limit_growth, usable_bytes
-from anybatch.memory.reading import Quantity, Reading
+from anybatch.memory.cgroup import GroupLimit
+from anybatch.memory.limit import HostLimit, binding_limit, host_limits, limit_growth
+from anybatch.memory.process import Currency
 
 MIB = 1 << 20
-NO_LIMIT_V1 = "9223372036854771712"
 
 
-def write_group(mount: Path, limits: dict[str, str]) -> None:
-    """Writes a tree of control groups: file below the mount, and what it holds."""
-    for name, text in limits.items():
-        file = mount / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A machine with 8 MiB, 6 of them free, whose other limits a test sets."""
+    found: dict[str, Any] = {"groups": (), "data": None, "mapped": None, "held": MIB}
+    memory = SimpleNamespace(total=8 * MIB, available=6 * MIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(limit, "group_limits", lambda: found["groups"])
+    monkeypatch.setattr(limit, "HostCounter", lambda currency: lambda: found["held"])
+    resource = pytest.importorskip("resource")
+    names = {resource.RLIMIT_DATA: "data", resource.RLIMIT_AS: "mapped"}
+
+    def get(which: int) -> tuple[int, int]:
+        soft = found[names[which]]
+        return (resource.RLIM_INFINITY if soft is None else soft, resource.RLIM_INFINITY)
+
+    monkeypatch.setattr(resource, "getrlimit", get)
+    monkeypatch.setattr(sys, "platform", "linux")
+    return found
 
 
-@pytest.mark.parametrize(
-    ("membership", "limits", "expected_bytes"),
-    [
-        ("0::/", {"memory.max": "1048576"}, MIB),
-        ("0::/", {"memory.max": "max"}, None),
-        ("0::/a/b", {"a/b/memory.max": "max", "a/memory.max": "2097152", "memory.max": "max"}, 2 * MIB),
-        ("0::/a/b", {"a/b/memory.max": "4194304", "a/memory.max": "2097152"}, 2 * MIB),
-        ("0::/not/mounted/here", {"memory.max": "1048576"}, MIB),
-        ("5:cpu:/\n4:cpu,memory:/a", {"memory/a/memory.limit_in_bytes": "1048576"}, MIB),
-        ("4:memory:/a\n0::/", {"memory/a/memory.limit_in_bytes": NO_LIMIT_V1}, None),
-        ("4:memory:/docker/abc", {"memory/memory.limit_in_bytes": "1048576"}, MIB),
-        ("5:cpu:/", {"memory/memory.limit_in_bytes": "1048576"}, None),
-        ("1:name=x:y:/", {}, None),
-        ("0::/", {}, None),
-    ],
-)
-def test_cgroup_limit(
-    membership: str, limits: dict[str, str], expected_bytes: int | None, tmp_path: Path
+def _group(limit_mib: int, free_mib: int) -> GroupLimit:
+    return GroupLimit(Path(f"/group/{limit_mib}"), limit_mib * MIB, free_mib * MIB)
+
+
+def test_machine_binds_where_nothing_else_does(limits: dict[str, Any]) -> None:
+    """Without other limits the machine's memory is the limit, and what it has left is free."""
+    assert binding_limit() == HostLimit(8 * MIB, 6 * MIB, Currency.RESIDENT, "memory of the machine (psutil)")
+
+
+def test_least_free_memory_binds_and_not_the_smallest_limit(limits: dict[str, Any]) -> None:
+    """A group of 20 MiB with 2 MiB left binds before a limit of 7 MiB of which this process holds 1."""
+    limits["data"] = 7 * MIB
+    limits["groups"] = (_group(20, 2), _group(30, 9))
+    found = binding_limit()
+    assert (found.amount_bytes, found.free_bytes) == (20 * MIB, 2 * MIB)
+    assert found.currency is Currency.RESIDENT
+    assert found.source == "control group (/group/20)"
+
+
+@pytest.mark.parametrize(("name", "currency"), [("data", Currency.DATA), ("mapped", Currency.MAPPED)])
+def test_limits_of_the_process_count_in_their_own_way(
+    name: str, currency: Currency, limits: dict[str, Any]
 ) -> None:
-    """The smallest limit of the process's groups, of either version, binds, also inside a container."""
-    (tmp_path / "cgroup").write_text(membership + "\n")
-    write_group(tmp_path / "mount", limits)
-    assert cgroup_limit(tmp_path / "mount", tmp_path / "cgroup").amount_bytes == expected_bytes
+    """`ulimit -d` counts data and `ulimit -v` what is mapped; what is held of them is not free."""
+    limits[name] = 4 * MIB
+    assert binding_limit() == HostLimit(4 * MIB, 3 * MIB, currency, binding_limit().source)
+    limits["held"] = 5 * MIB
+    assert binding_limit().free_bytes == 0
 
 
-def test_cgroup_limit_names_the_file(tmp_path: Path) -> None:
-    """The source of a limit is the file that sets it."""
-    (tmp_path / "cgroup").write_text("0::/a\n")
-    write_group(tmp_path, {"a/memory.max": "max", "memory.max": "1048576"})
-    assert str(tmp_path / "memory.max") in cgroup_limit(tmp_path, tmp_path / "cgroup").source
-
-
-def test_cgroup_limit_without_groups(tmp_path: Path) -> None:
-    """A system without control groups has no such limit."""
-    assert cgroup_limit(tmp_path, tmp_path / "cgroup").amount_bytes is None
-
-
-def test_usable_bytes_is_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process may use is the least of the machine's, the container's and its own limit."""
-    monkeypatch.setattr(limit, "cgroup_limit", lambda: Reading(Quantity.LIMIT, 3 * MIB, "group"))
-    assert usable_bytes() == 3 * MIB
-    monkeypatch.setattr(limit, "cgroup_limit", lambda: Reading(Quantity.LIMIT, None, "group"))
-    monkeypatch.setattr(limit, "_data_limit_bytes", lambda: None)
-    assert usable_bytes() == psutil.virtual_memory().total
-
-
-def test_host_limits_say_what_is_not_set() -> None:
-    """Every kind of limit is listed with its source, also one that is not set."""
-    sources = " ".join(each.source for each in host_limits())
-    assert "psutil" in sources
-    assert "control group" in sources
-    assert "RLIMIT_DATA" in sources
+def test_limits_of_the_process_off_linux(limits: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere RLIMIT_DATA does not count what torch maps, and is left out."""
+    limits["data"] = 1
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert [each.source for each in host_limits()] == ["memory of the machine (psutil)"]
 
 
 LIMITED_PROCESS = """
 import torch
-from anybatch.memory.limit import host_limits, limit_growth
+from anybatch.memory.limit import binding_limit, limit_growth
 from anybatch.memory.process import data_bytes
 torch.set_num_threads(1)
 start_bytes = data_bytes()
@@ -92,8 +89,9 @@ def fits(mib):
         return False
     return True
 print(fits(200), limit_growth(128 << 20), fits(200), fits(64), fits(127))
-print(host_limits()[-1].amount_bytes - start_bytes)
-print(limit_growth(1 << 40), host_limits()[-1].amount_bytes - start_bytes)
+limit = binding_limit()
+print(limit.amount_bytes - start_bytes, limit.source)
+print(limit_growth(1 << 40), binding_limit().amount_bytes - start_bytes)
 """
 
 
@@ -105,8 +103,10 @@ def test_limit_growth_is_enforced() -> None:
     )
     tries, reported, again = result.stdout.splitlines()
     assert tries.split()[:4] == ["True", "True", "False", "True"]
-    assert int(reported) == pytest.approx(128 * MIB, abs=4 * MIB)
-    assert again.split() == ["True", reported]
+    limit_bytes, source = reported.split()
+    assert source == "RLIMIT_DATA"
+    assert int(limit_bytes) == pytest.approx(128 * MIB, abs=4 * MIB)
+    assert again.split() == ["True", limit_bytes]
 
 
 def test_limit_growth_on_another_system(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import anybatch.memory.process as process
-from anybatch.memory.process import data_bytes, peak_data_bytes, process_readings, read_status
-from anybatch.memory.reading import Quantity
+from anybatch.memory.process import (
+    Currency,
+    HighWater,
+    HostCounter,
+    data_bytes,
+    high_water,
+    peak_data_bytes,
+    read_status,
+)
 
 MIB = 1 << 20
+STATUS_NAMES = {Currency.DATA: "VmData", Currency.MAPPED: "VmSize", Currency.RESIDENT: "VmRSS"}
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 
 HOLD_300_MIB = """
@@ -54,15 +63,41 @@ def test_read_status_without_proc(tmp_path: Path) -> None:
     assert read_status(tmp_path / "status") == {}
 
 
-def test_readings_name_quantity_and_source() -> None:
-    """Live and peak are told apart, each with a source; the peak is no less than what is live."""
-    readings = process_readings()
-    live = [each for each in readings if each.quantity is Quantity.LIVE]
-    peak = [each for each in readings if each.quantity is Quantity.PEAK]
-    assert live
-    assert peak
-    assert all(each.source for each in readings)
-    assert (peak[0].amount_bytes or 0) >= (live[0].amount_bytes or 0) > MIB
+@linux_only
+def test_counter_agrees_with_the_status() -> None:
+    """The cheap way to read and the readable one tell the same, in every currency, within 1 MiB."""
+    for currency, name in STATUS_NAMES.items():
+        count = HostCounter(currency)
+        assert count() == pytest.approx(read_status()[name], abs=MIB)
+
+
+@linux_only
+@pytest.mark.parametrize("currency", list(Currency))
+def test_counter_sees_a_block(currency: Currency) -> None:
+    """A block of 300 MiB raises what is held by 300 MiB, however it is counted, and goes again."""
+    count = HostCounter(currency)
+    begin_bytes = count()
+    block = torch.ones(300 * MIB, dtype=torch.uint8)
+    held_bytes = count() - begin_bytes
+    del block
+    assert held_bytes == pytest.approx(300 * MIB, abs=20 * MIB)
+    assert count() - begin_bytes == pytest.approx(0, abs=20 * MIB)
+
+
+@linux_only
+def test_high_water_is_no_less_than_what_is_held() -> None:
+    """The most that was held so far is at least what is held now, and comes with the mark that says so."""
+    for currency in Currency:
+        most = high_water(currency)
+        assert most.amount_bytes >= HostCounter(currency)() - MIB
+        assert "Vm" in most.source
+
+
+def test_high_water_of_data_leaves_out_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of everything mapped at the peak (100), what is no data now (80 - 50) is subtracted."""
+    monkeypatch.setattr(process, "read_status", lambda: {"VmPeak": 100, "VmSize": 80, "VmData": 50})
+    assert high_water(Currency.DATA) == HighWater(70, 100, "VmPeak - (VmSize - VmData)")
+    assert high_water(Currency.MAPPED) == HighWater(100, 100, "VmPeak")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="simulates macOS and other Unix systems")
@@ -78,5 +113,6 @@ def test_readings_without_proc(platform: str, unit_bytes: int, monkeypatch: pyte
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(resource, "getrusage", lambda who: Usage)
     assert peak_data_bytes() == 7000 * unit_bytes
-    assert [each.amount_bytes for each in process_readings()][1] == 7000 * unit_bytes
+    assert all(high_water(currency).amount_bytes == 7000 * unit_bytes for currency in Currency)
     assert data_bytes() > MIB
+    assert all(HostCounter(currency)() > MIB for currency in Currency)

@@ -11,20 +11,21 @@ import torch
 from rich.console import Console, Group
 from rich.table import Table
 
-from anybatch.memory.device import accelerator_readings, accelerators, device_name
+from anybatch.memory.device import accelerators, device_name
 from anybatch.memory.limit import host_limits
-from anybatch.memory.process import process_readings
 from anybatch.memory.reading import Reading, in_words
+from anybatch.memory.state import memory_of
 
 __all__ = ["info"]
 
 _REQUIRED = ("anybatch", "torch", "numpy", "psutil", "rich", "typer", "matplotlib")
+_FIGURES = ("figure", "still free")
 _OPTIONAL = ("scikit-learn", "transformers", "mbp-pytorch")
 
 
 def info() -> None:
     """Print versions, devices, memory and limits."""
-    Console().print(Group(_version_table(), _device_table(), _memory_table()))
+    Console().print(Group(_version_table(), _device_table(), _memory_table(), _limit_table()))
 
 
 def _version_table() -> Table:
@@ -55,10 +56,17 @@ def _device_table() -> Table:
 
 
 def _memory_table() -> Table:
-    table = _titled("Memory of this process, and its limits", "device", "what", "figure", "source")
-    _add_readings(table, "host", (*process_readings(), *host_limits()))
-    for device in accelerators():
-        _add_readings(table, str(device), accelerator_readings(device))
+    table = _titled("Memory, as this process sees it", "device", "what", "figure", "source")
+    for device in (torch.device("cpu"), *accelerators()):
+        _add_readings(table, str(device), memory_of(device).readings)
+    return table
+
+
+def _limit_table() -> Table:
+    table = _titled("Limits on the host's memory", "limit", "figure", "still free", "counts")
+    for limit in host_limits():
+        free = in_words(limit.free_bytes)
+        table.add_row(limit.source, in_words(limit.amount_bytes), free, limit.currency.value)
     return table
 
 
@@ -71,5 +79,7 @@ def _add_readings(table: Table, device: str, readings: Iterable[Reading]) -> Non
 def _titled(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column == "figure" else "left", overflow="fold")
+        table.add_column(
+            column, justify="right" if column in ("figure", "still free") else "left", overflow="fold"
+        )
     return table

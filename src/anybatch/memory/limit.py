@@ -5,78 +5,71 @@ from __future__ import annotations
 import mmap
 import sys
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from typing import final
 
 import psutil
 
-from anybatch.memory.process import data_bytes
-from anybatch.memory.reading import Quantity, Reading
+from anybatch.memory.cgroup import group_limits
+from anybatch.memory.process import Currency, HostCounter, data_bytes
 
-__all__ = ["can_limit_growth", "cgroup_limit", "host_limits", "limit_growth", "usable_bytes"]
-
-_MEMBERSHIP = Path("/proc/self/cgroup")
-_MOUNT = Path("/sys/fs/cgroup")
-# Version 1 writes "no limit" as the largest page-aligned number.
-_NO_LIMIT_BYTES = 1 << 60
+__all__ = ["HostLimit", "binding_limit", "can_limit_growth", "host_limits", "limit_growth"]
 
 
-def host_limits() -> tuple[Reading, ...]:
-    """Every limit on the host's memory that binds this process, with its source; None where one isn't set."""
-    return (
-        Reading(Quantity.LIMIT, psutil.virtual_memory().total, "memory of the machine (psutil)"),
-        cgroup_limit(),
-        Reading(Quantity.LIMIT, _data_limit_bytes(), "RLIMIT_DATA"),
-    )
+@final
+@dataclass(frozen=True)
+class HostLimit:
+    """A limit on what this process may hold of the host's memory.
 
-
-def usable_bytes() -> int:
-    """The smallest limit on what this process may hold: the machine's, its container's or its own."""
-    return min(limit.amount_bytes for limit in host_limits() if limit.amount_bytes is not None)
-
-
-def cgroup_limit(mount: Path = _MOUNT, membership: Path = _MEMBERSHIP) -> Reading:
-    """The smallest memory limit of the control groups (version 1 or 2) around this process.
-
-    Inside a container the group's path may not exist below the mount: the mount itself is then the group.
+    Attributes:
+        amount_bytes: The limit.
+        free_bytes: What is still to be had under it, now.
+        currency: How it counts.
+        source: Who sets it.
     """
-    found = [
-        (int(text), file)
-        for file in _limit_files(mount, membership)
-        if file.is_file() and (text := file.read_text().strip()) != "max"
-    ]
-    binding = [(amount_bytes, file) for amount_bytes, file in found if amount_bytes < _NO_LIMIT_BYTES]
-    if not binding:
-        return Reading(Quantity.LIMIT, None, "control group")
-    amount_bytes, file = min(binding)
-    return Reading(Quantity.LIMIT, amount_bytes, f"control group ({file})")
+
+    amount_bytes: int
+    free_bytes: int
+    currency: Currency
+    source: str
 
 
-def _limit_files(mount: Path, membership: Path) -> Iterator[Path]:
-    """Where a limit may be written: at the group of this process and at each group around it."""
-    if not membership.is_file():
+def host_limits() -> tuple[HostLimit, ...]:
+    """Every limit on the host's memory that this process is under."""
+    return (*_process_limits(), *_group_limits(), _machine_limit())
+
+
+def binding_limit() -> HostLimit:
+    """The limit under which the least is still to be had: it is met first."""
+    return min(host_limits(), key=lambda limit: limit.free_bytes)
+
+
+def _machine_limit() -> HostLimit:
+    memory = psutil.virtual_memory()
+    return HostLimit(memory.total, memory.available, Currency.RESIDENT, "memory of the machine (psutil)")
+
+
+def _group_limits() -> Iterator[HostLimit]:
+    for group in group_limits():
+        source = f"control group ({group.file})"
+        yield HostLimit(group.limit_bytes, group.free_bytes, Currency.RESIDENT, source)
+
+
+def _process_limits() -> Iterator[HostLimit]:
+    """What the process itself was given (`ulimit`); only Linux counts mapped memory in RLIMIT_DATA."""
+    if sys.platform != "linux":
         return
-    for line in membership.read_text().splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            yield from (mount / each / "memory.max" for each in _group_and_parents(group))
-        elif "memory" in controllers.split(","):
-            yield from (
-                mount / "memory" / each / "memory.limit_in_bytes" for each in _group_and_parents(group)
-            )
-
-
-def _group_and_parents(group: str) -> Iterator[str]:
-    inside = PurePosixPath(group.lstrip("/"))
-    yield from (str(each) for each in (inside, *inside.parents))
-
-
-def _data_limit_bytes() -> int | None:
-    if sys.platform == "win32":
-        return None
     import resource
 
-    soft_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)
-    return None if soft_bytes == resource.RLIM_INFINITY else soft_bytes
+    limits = (
+        (resource.RLIMIT_DATA, "RLIMIT_DATA", Currency.DATA),
+        (resource.RLIMIT_AS, "RLIMIT_AS", Currency.MAPPED),
+    )
+    for which, source, currency in limits:
+        soft_bytes, _ = resource.getrlimit(which)
+        if soft_bytes != resource.RLIM_INFINITY:
+            free_bytes = max(0, soft_bytes - HostCounter(currency)())
+            yield HostLimit(soft_bytes, free_bytes, currency, source)
 
 
 def can_limit_growth() -> bool:

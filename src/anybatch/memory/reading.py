@@ -12,11 +12,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Quantity(Enum):
-    """What a figure about memory measures: three figures that must never be taken for each other."""
+    """What a figure about memory measures: figures that must never be taken for each other."""
 
     LIVE = "in use now"
     PEAK = "most in use so far"
+    RESERVED = "held, with caches"
     LIMIT = "limit"
+    BUDGET = "to be had"
 
 
 @final
@@ -33,6 +35,10 @@ class Reading:
     quantity: Quantity
     amount_bytes: int | None
     source: str
+
+    def __str__(self) -> str:
+        figure = "none" if self.amount_bytes is None else in_words(self.amount_bytes)
+        return f"{self.quantity.value}: {figure} ({self.source})"
 
 
 def in_words(amount_bytes: int) -> str:
