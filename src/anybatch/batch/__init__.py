@@ -3,6 +3,7 @@
 from anybatch.batch.containers import register
 from anybatch.batch.cut import balanced
 from anybatch.batch.declared import BatchDim
+from anybatch.batch.extent import extent
 from anybatch.batch.feed import Piece, feed, outside_inference, piece_of
 from anybatch.batch.inputs import InputGradient, InputLeaf, input_gradients
 from anybatch.batch.join import detach, join
@@ -16,6 +17,7 @@ __all__ = [
     "Piece",
     "balanced",
     "detach",
+    "extent",
     "feed",
     "input_gradients",
     "join",

@@ -19,10 +19,10 @@ def row_amounts(value: Any) -> Sequence[int] | None:
     slicer = slicer_of(value)
     if slicer is not None:
         return None if slicer.sizes is None else slicer.sizes(value)
-    return [_amount(row) for row in value] if isinstance(value, list | tuple) else None
+    return [amount_of(row) for row in value] if isinstance(value, list | tuple) else None
 
 
-def _amount(value: Any) -> int:
+def amount_of(value: Any) -> int:
     """The elements of all tensors and arrays in a row, or the characters of a text."""
     if isinstance(value, Tensor):
         return value.numel()
@@ -30,5 +30,5 @@ def _amount(value: Any) -> int:
         return value.size
     container = container_of(value)
     if container is not None:
-        return sum(_amount(child) for _, child in container.children(value))
+        return sum(amount_of(child) for _, child in container.children(value))
     return len(value) if isinstance(value, Sized) else 1
