@@ -28,9 +28,7 @@ def _extent(part: Part, rows: int) -> Iterator[int]:
     elif isinstance(part, Runs):
         yield _rounded_up(part.bounds[-1] / rows)
         yield from part.value.shape[1:]
-    elif isinstance(part, RowList):
-        yield _rounded_up(amount_of(part.value) / rows)
-    elif isinstance(part, CutAsOne):
+    elif isinstance(part, RowList | CutAsOne):
         yield _rounded_up(amount_of(part.value) / rows)
     elif isinstance(part, Whole):
         yield _rounded_up(amount_of(part.value))
