@@ -99,18 +99,20 @@ EPS = torch.finfo(torch.float32).eps
 @pytest.mark.parametrize(
     ("lowest", "own", "expected"),
     [
-        (torch.float64, None, 1e-10),
-        (torch.float64, 1e-3, 1e-10),
-        (torch.complex128, None, 1e-10),
-        (torch.float32, 0.0, 2 * EPS),
-        (torch.float32, 5 * EPS, 10 * EPS),
-        (torch.float32, 1000 * EPS, 2000 * EPS),
-        (torch.float32, 1001 * EPS, 64 * EPS),
-        (torch.float32, None, 64 * EPS),
-        (torch.bfloat16, 0.01, 0.02),
-        (torch.bfloat16, None, 0.05),
+        (torch.float64, [None], 1e-10),
+        (torch.float64, [1e-3], 1e-10),
+        (torch.complex128, [None], 1e-10),
+        (torch.float32, [0.0], 2 * EPS),
+        (torch.float32, [5 * EPS], 10 * EPS),
+        (torch.float32, [0.0, 5 * EPS, 3 * EPS], 10 * EPS),
+        (torch.float32, [5 * EPS, None, 1001 * EPS], 10 * EPS),
+        (torch.float32, [1000 * EPS], 2000 * EPS),
+        (torch.float32, [1001 * EPS], 64 * EPS),
+        (torch.float32, [None], 64 * EPS),
+        (torch.bfloat16, [0.01], 0.02),
+        (torch.bfloat16, [None], 0.05),
     ],
 )
-def test_limit(lowest: torch.dtype, own: float | None, expected: float) -> None:
+def test_limit(lowest: torch.dtype, own: list[float | None], expected: float) -> None:
     """Twice the own error, two roundings at least; 64 roundings or 5 % where it is unknown or no rounding."""
     assert limit(lowest, own).ratio == expected

@@ -59,6 +59,27 @@ def test_exact_call_in_float32(seed: int) -> None:
     assert 2 * torch.finfo(torch.float32).eps <= found.allowed_ratio < 1e-5
 
 
+def test_whole_that_is_hardly_rounded_by_chance() -> None:
+    """One run of the whole may hit the true gradient by chance: its own error is the largest of several."""
+    weight, x = nn.Parameter(torch.tensor(2.0)), torch.ones(10)
+
+    def rounded(gradient: Tensor) -> Tensor:
+        is_exact = gradient.dtype == torch.float64 or gradient.tolist() == [1.0] * 10
+        return gradient if is_exact else gradient * (1 + 5 * torch.finfo(torch.float32).eps)
+
+    @anybatch.apply(["x"], ub_size=4, on_inexact="ignore", weight="sum")
+    def step(x: Tensor) -> Tensor:
+        output = weight * x
+        output.register_hook(rounded)
+        return output.sum()
+
+    found = anybatch.verify(step, x=x)
+    eps = torch.finfo(torch.float32).eps
+    assert found.largest_error_ratio == pytest.approx(5 * eps, abs=eps)
+    assert found.allowed_ratio == pytest.approx(10 * eps, abs=2 * eps)
+    assert found.is_exact, found
+
+
 def _ratio_of_rows(model: nn.Module, batch: dict[str, Tensor], sizes: tuple[int, ...]) -> tuple[float, str]:
     """How far a mean over rows of the pieces' root losses lies from that of the whole, in plain PyTorch."""
     parameters = dict(model.named_parameters())

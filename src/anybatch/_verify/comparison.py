@@ -1,7 +1,7 @@
 """How far two runs lie apart, and how far they may."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -113,25 +113,31 @@ def least_limit(lowest: torch.dtype) -> Limit:
     return Limit(2 * torch.finfo(lowest).eps, f"two roundings of {_name(lowest)}")
 
 
-def limit(lowest: torch.dtype, own: float | None) -> Limit:
+def is_rounding(lowest: torch.dtype, own: float | None) -> bool:
+    """Is an error known, and no more than rounding makes? Above 1000 roundings something else has come in."""
+    return own is not None and own <= _MOST_ROUNDINGS * torch.finfo(lowest).eps
+
+
+def limit(lowest: torch.dtype, own: Sequence[float | None]) -> Limit:
     """What is allowed in a graph with this lowest dtype.
 
     Args:
         lowest: The dtype with the fewest digits in the graph of the whole mini-batch.
-        own: How far the whole mini-batch lies from itself in float64; None where that is not known.
+        own: How far runs of the whole mini-batch lie from it in float64; None where that is not known. One
+            run may hit the true value by chance: the largest error of several is what rounding makes.
 
     Returns:
-        Twice the own error, but `least_limit` at least: by chance a small mini-batch may be hardly rounded.
-        Where the own error is not known, or is above 1000 roundings (then more than rounding has come in),
-        64 roundings, 5 % at most.
+        Twice the largest own error, but `least_limit` at least: by chance a small mini-batch may be hardly
+        rounded. Where none is known, or none is rounding: 64 roundings, 5 % at most.
     """
-    least, rounding = least_limit(lowest), torch.finfo(lowest).eps
+    least = least_limit(lowest)
     if least.ratio == EXACT:
         return least
-    if own is not None and own <= _MOST_ROUNDINGS * rounding:
-        twice = Limit(2 * own, f"twice the mini-batch's own error in {_name(lowest)}")
+    known = [each for each in own if each is not None and is_rounding(lowest, each)]
+    if known:
+        twice = Limit(2 * max(known), f"twice the mini-batch's own error in {_name(lowest)}")
         return max(least, twice, key=lambda each: each.ratio)
-    fallback = min(_FALLBACK_ROUNDINGS * rounding, _LARGEST_FALLBACK)
+    fallback = min(_FALLBACK_ROUNDINGS * torch.finfo(lowest).eps, _LARGEST_FALLBACK)
     return Limit(fallback, f"{_FALLBACK_ROUNDINGS} roundings of {_name(lowest)}; its own error is not known")
 
 

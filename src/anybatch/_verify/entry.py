@@ -40,7 +40,8 @@ def verify(step: Callable[..., Any], /, *args: Any, double: bool = False, **kwar
     (writing files, objects of other libraries) happens in each run. Hooks on tensors don't run.
 
     It needs memory for the mini-batch whole, and for a copy of parameters, buffers and arguments. An exact
-    call costs three runs at most, one of them in float64; finding causes some more for each.
+    call costs two runs, and two more in float32 where they are more than two roundings apart; where the own
+    error of that one whole run allows less than there is, six more. Finding causes takes some more for each.
 
     Args:
         step: A function decorated with `anybatch.apply`.
@@ -59,9 +60,10 @@ def verify(step: Callable[..., Any], /, *args: Any, double: bool = False, **kwar
 
     Error:
         "Exact" means that no difference is above 1e-10 of the largest gradient where everything is float64.
-        Otherwise it is not above twice the rounding error that the mini-batch whole has against float64, or
-        two roundings of the lowest dtype; or the micro-batches are themselves within that of the float64
-        result. Where the call can't run in float64: 64 roundings, at most 5 %.
+        Otherwise it is not above twice the rounding error that the mini-batch whole has against float64 (the
+        largest of up to four runs, whose backward starts from other seeds, for one may hit the true value by
+        chance), or two roundings of the lowest dtype; or the micro-batches are themselves within that of the
+        float64 result. Where the call can't run in float64: 64 roundings, at most 5 %.
 
     Example:
         >>> import torch, anybatch

@@ -20,6 +20,10 @@ from anybatch.errors import InexactError
 from anybatch.exact.batch_norm import batch_norms
 from anybatch.exact.weights import Weights
 
+# What backward starts from in further runs, whose gradients are rounded otherwise. Exact in any dtype, and
+# below 1, so that nothing overflows.
+_OTHER_SEEDS = (0.625, 0.75, 0.875)
+
 
 @dataclass(frozen=True, eq=False)
 class First:
@@ -152,9 +156,9 @@ class Laboratory:
         with self._scene.undone():
             return runs.in_pieces(self._switched(subject, off), self._scene)
 
-    def _whole(self, off: tuple[Switch, ...]) -> Outcome:
+    def _whole(self, off: tuple[Switch, ...], seed: float = 1.0) -> Outcome:
         with self._scene.undone():
-            return runs.whole(self._switched(self._subject, off), self._scene)
+            return runs.whole(self._switched(self._subject, off), self._scene, seed=seed)
 
     def _switched(self, subject: Subject, off: tuple[Switch, ...]) -> Subject:
         return switched(subject, self._scene, off, self.wiring) if off else subject
@@ -195,16 +199,29 @@ class Laboratory:
         return ratio if ratio <= self._limit.ratio else None
 
     def limit_for(self, found: Difference) -> Limit:
-        """What Rule 1 allows. A run in float64 is made only where more than two roundings are in question."""
+        """What Rule 1 allows. Further runs are made only where what is known allows less than was found."""
         least = comparison.least_limit(self.first.seen.lowest)
-        return least if found.ratio <= least.ratio else self._limit
+        if found.ratio <= least.ratio:
+            return least
+        return self._limit_of_one if found.ratio <= self._limit_of_one.ratio else self._limit
+
+    @cached_property
+    def _limit_of_one(self) -> Limit:
+        return comparison.limit(self.first.seen.lowest, [self._own_error(1.0)])
 
     @cached_property
     def _limit(self) -> Limit:
-        own = None
-        if self._in_float64 is not None:
-            own = difference(self._in_float64, self._whole(self._without_dropout)).ratio
-        return comparison.limit(self.first.seen.lowest, own)
+        lowest, first = self.first.seen.lowest, self._own_error(1.0)
+        if not comparison.is_rounding(lowest, first):
+            return self._limit_of_one
+        return comparison.limit(lowest, [first, *map(self._own_error, _OTHER_SEEDS)])
+
+    def _own_error(self, seed: float) -> float | None:
+        """How far the call whole lies from itself in float64, both without dropout; None where not known."""
+        expected = self._in_float64 if seed == 1.0 else self._wide(seed)
+        if expected is None:
+            return None
+        return difference(expected, self._whole(self._without_dropout, seed)).ratio
 
     @property
     def _without_dropout(self) -> tuple[Switch, ...]:
@@ -212,6 +229,9 @@ class Laboratory:
 
     @cached_property
     def _in_float64(self) -> Outcome | None:
+        return self._wide(1.0)
+
+    def _wide(self, seed: float) -> Outcome | None:
         """The call whole, without dropout, in float64; None where it has been, or can't be, run so."""
         if self.first.seen.lowest == torch.float64:
             return None
@@ -220,7 +240,7 @@ class Laboratory:
             with self._scene.undone():
                 wide = in_double(self._switched(self._subject, self._without_dropout))
                 with doubled(self._scene):
-                    outcome = runs.whole(wide, Scene(wide), seen)
+                    outcome = runs.whole(wide, Scene(wide), seen, seed)
         except Exception:  # a function may insist on its dtype, and a device may have no float64
             return None
         return outcome if seen.lowest == torch.float64 else None

@@ -57,8 +57,14 @@ class Seen:
     lowest: torch.dtype = torch.float64
 
 
-def whole(subject: Subject, scene: Scene, seen: Seen | None = None) -> Outcome:
+def whole(subject: Subject, scene: Scene, seen: Seen | None = None, seed: float = 1.0) -> Outcome:
     """Runs the call on all rows at once, in plain PyTorch; frozen layers are frozen here, too.
+
+    Args:
+        subject: The call.
+        scene: What is in its reach.
+        seen: Where to note what is seen on the way.
+        seed: What backward starts from. Gradients are divided by it, and are the same but for their rounding.
 
     Raises:
         LossError: The function returns no loss, or ran backward itself.
@@ -80,11 +86,24 @@ def whole(subject: Subject, scene: Scene, seen: Seen | None = None) -> Outcome:
         result = returned(value, bound.name, needs_graph=True)
         _check_bare(scene.leaves, bound.name)
         seen.lowest = _look_at(result.losses, scene, [leaf.leaf for leaf in piece.inputs])
-        torch.autograd.backward(result.losses)
+        torch.autograd.backward(result.losses, [torch.full_like(loss, seed) for loss in result.losses])
     for entry, gradient in input_gradients(leaf.gradient() for leaf in piece.inputs):
         entry.grad = gradient
     losses = {name: float(loss.detach()) for name, loss in zip(result.names, result.losses, strict=True)}
-    return _outcome(losses, scene)
+    outcome = _outcome(losses, scene)
+    return outcome if seed == 1.0 else _over(outcome, seed)
+
+
+def _over(outcome: Outcome, seed: float) -> Outcome:
+    """Gradients over the seed that they started from, without another rounding."""
+
+    def over(gradient: Tensor) -> Tensor:
+        wide = torch.complex128 if gradient.is_complex() else torch.float64
+        return gradient.detach().to(wide) / seed
+
+    gradients = {name: None if value is None else over(value) for name, value in outcome.gradients.items()}
+    strays = {key: (leaf, over(value)) for key, (leaf, value) in outcome.strays.items()}
+    return replace(outcome, gradients=gradients, strays=strays)
 
 
 @contextmanager
