@@ -8,6 +8,8 @@ from torch.nn import Module
 from anybatch.errors import InexactWarning
 from anybatch.fit.transaction import Transaction
 
+_MOST_NAMES = 6
+
 
 def warn_once(function: str, notes: Iterable[str], warned: set[str]) -> None:
     """Warns of what the function was not warned about yet."""
@@ -36,11 +38,15 @@ def side_effects(transaction: Transaction, models: Sequence[Module]) -> Iterator
     coupled = [layer for layer in coupled if layer not in missed]
     for layers, note in ((coupled, norms.coupled), (missed, norms.out_of_reach)):
         if layers:
-            yield note.format(layers=f"{len(layers)} layers: {_names(models, layers)}")
+            yield note.format(layers=_names(models, layers))
 
 
 def _names(models: Sequence[Module], layers: Sequence[Module]) -> str:
-    """The layers' names in their models, the first few of them."""
-    known = {module: name for model in models for name, module in model.named_modules()}
-    names = [known.get(layer) or type(layer).__name__ for layer in layers]
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
+    """The layers' paths in their models, with their kind, the first few of them."""
+    paths = {module: path for model in models for path, module in model.named_modules()}
+    names = [
+        f"{path} ({type(layer).__name__})" if (path := paths.get(layer)) else type(layer).__name__
+        for layer in layers
+    ]
+    further = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + further

@@ -292,7 +292,22 @@ def test_layer_without_running_statistics_is_named(mode: str, words: str) -> Non
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         step(x=torch.randn(10, 4))
-    assert any(re.search(rf"{words}.*1 layers: 1\b", str(one.message)) for one in caught)
+    assert any(re.search(rf"{words}.*: 1 \(BatchNorm1d\)\.", str(one.message)) for one in caught)
+
+
+@pytest.mark.parametrize("mode", ["micro", "deferred"])
+def test_layers_are_named_by_their_paths(mode: str) -> None:
+    """The warning says where in the model the layers are, six of them, and how many more there are."""
+    blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(8)]
+    model = nn.ModuleDict({"body": nn.Sequential(*blocks), "head": nn.Linear(4, 1)})
+    step = anybatch.apply(["x"], ub_size=4, batch_norm=mode)(
+        lambda x: model["head"](model["body"](x)).square().mean()
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step(x=torch.randn(10, 4))
+    paths = ", ".join(f"body.{place}.1 (BatchNorm1d)" for place in range(6))
+    assert [f": {paths} and 2 more." in str(one.message) for one in caught] == [True]
 
 
 @pytest.mark.parametrize("mode", ["deferred", "frozen"])

@@ -17,9 +17,11 @@ class Sentences:
         self._names = names
 
     def batch_norm(self, layers: Sequence[Module]) -> str:
+        has_statistics = all(layer.running_mean is not None for layer in layers)
+        others = ', `batch_norm="frozen"`, or put these layers in eval mode' if has_statistics else ""
         return (
             "BatchNorm in training mode takes its statistics over each micro-batch, not over the mini-batch: "
-            f"{self._modules(layers)}. Use GroupNorm, or put these layers in eval mode."
+            f"{self._modules(layers)}. Use GroupNorm{others}."
         )
 
     def dropout(self, modules: Sequence[Module]) -> str:

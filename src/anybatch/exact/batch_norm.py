@@ -37,8 +37,8 @@ class Norms:
     """
 
     coupled = (
-        "BatchNorm in training mode takes its statistics over each micro-batch, not over the mini-batch "
-        '({layers}). Use GroupNorm, `batch_norm="frozen"`, or put these layers in eval mode'
+        "BatchNorm in training mode takes its statistics over each micro-batch, not over the mini-batch: "
+        '{layers}. Use GroupNorm, `batch_norm="frozen"`, or put these layers in eval mode'
     )
 
     changes_layers = False
@@ -76,7 +76,7 @@ class HookedNorms(Norms):
     changes_layers = True
     out_of_reach = (
         "BatchNorm in compiled code or in replicas is out of reach of `batch_norm`, and takes and tracks "
-        "the statistics of each micro-batch ({layers}). Put these layers in eval mode, or "
+        "the statistics of each micro-batch: {layers}. Put these layers in eval mode, or "
         "compile less of the model"
     )
 
@@ -149,8 +149,8 @@ class FrozenNorms(HookedNorms):
     """Layers in training mode normalise with their running statistics and leave them alone (`"frozen"`)."""
 
     coupled = (
-        "BatchNorm without running statistics can't be frozen, and takes those of each micro-batch "
-        "({layers}). Use GroupNorm in its place"
+        "BatchNorm without running statistics can't be frozen, and takes those of each micro-batch: "
+        "{layers}. Use GroupNorm in its place"
     )
 
     def __init__(self, *, is_compiled: bool) -> None:

@@ -72,7 +72,7 @@ class DeferredNorms(HookedNorms):
 
     coupled = (
         "BatchNorm in training mode normalises with the statistics of each micro-batch, not of the "
-        "mini-batch ({layers}); running statistics are updated once, with those of the mini-batch. "
+        "mini-batch; running statistics are updated once, with those of the mini-batch: {layers}. "
         'Use GroupNorm, `batch_norm="frozen"`, or put these layers in eval mode'
     )
 
