@@ -51,10 +51,11 @@ def test_entry_point_is_the_command() -> None:
     assert script.load() is main
 
 
-def test_module_runs_the_command() -> None:
-    """`python -m anybatch.cli` is the same command."""
+@pytest.mark.parametrize("module", ["anybatch", "anybatch.cli"])
+def test_module_runs_the_command(module: str) -> None:
+    """`python -m anybatch` is the same command, and so is `python -m anybatch.cli`."""
     result = subprocess.run(
-        [sys.executable, "-m", "anybatch.cli", "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True
     )
     assert all(name in result.stdout for name in OPTIONS)
 
