@@ -542,8 +542,9 @@ def test_learned_coefficient_over_two_denominators(net: nn.Module, ub_size: int)
     def function(x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         return scale.exp() * (F.mse_loss(net(x), t) + F.cross_entropy(net(x), y)) - scale
 
-    with pytest.raises(InexactError, match=r"learned coefficient .* return the terms as a dict"):
+    with pytest.raises(InexactError, match=r"learned coefficient .* return the terms as a dict") as refused:
         anybatch.apply(["x", "t", "y"], ub_size)(function)(torch.randn(9, 5), torch.randn(9, 4), y)
+    assert "weight=" not in str(refused.value), "one `weight` for all terms is no way out"
 
 
 @pytest.mark.parametrize("ub_size", [1, 2, 4])

@@ -93,11 +93,20 @@ class Learner:
         """
         message = (
             "`apply`: the micro-batches can't give the gradient of the whole mini-batch. "
-            f"Got from {self.bound.name}: {'; '.join(causes)}. Make it a sum or mean over rows, "
-            'say with `weight=` what it is divided by, or accept the difference with `on_inexact="warn"`.'
+            f"Got from {self.bound.name}: {'; '.join(causes)}. {_advice(causes)}"
         )
         if self.settings.on_inexact == "raise":
             raise InexactError(message, tuple(causes))
         if self.settings.on_inexact == "warn":
             warnings.warn(message, InexactWarning, stacklevel=2)
         self.memory.patterns = [weighted([Law.ROWS] * losses)]
+
+
+def _advice(causes: Sequence[str]) -> str:
+    # A loss that adds up, but term by term, is made no sum by `weight=`: its cause has the way out.
+    if all(cause.endswith("dict of losses") for cause in causes):
+        return 'Or accept the difference with `on_inexact="warn"`.'
+    return (
+        "Make it a sum or mean over rows, say with `weight=` what it is divided by, or accept the difference "
+        'with `on_inexact="warn"`.'
+    )
