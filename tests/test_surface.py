@@ -73,6 +73,15 @@ def test_public_names_are_frozen() -> None:
     assert all(hasattr(anybatch, name) for name in anybatch.__all__)
 
 
+def test_names_for_users_own_tests_are_frozen() -> None:
+    """`anybatch.testing` is a module of its own, and its functions keep their arguments."""
+    import anybatch.testing
+
+    assert sorted(anybatch.testing.__all__) == ["Fault", "fail_at", "memory_limit"]
+    assert list(inspect.signature(anybatch.testing.fail_at).parameters) == ["n", "where"]
+    assert list(inspect.signature(anybatch.testing.memory_limit).parameters) == ["growth_bytes", "malloc"]
+
+
 def test_signature_of_apply_is_frozen() -> None:
     """The arguments of `apply`, their order, kinds and defaults do not change."""
     parameters = inspect.signature(anybatch.apply).parameters.values()
