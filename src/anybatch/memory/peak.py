@@ -14,6 +14,10 @@ from anybatch.memory.process import HighWater
 __all__ = ["PeakMeter"]
 
 
+# The stack of a thread counts as data, 8 MiB by default; this one needs little.
+_STACK_BYTES = 256 << 10
+
+
 @final
 class PeakMeter:
     """Measures the most bytes that this process has in use on a device during a `with` block.
@@ -49,6 +53,7 @@ class PeakMeter:
         self._gauge = device if isinstance(device, Gauge) else gauge_of(device)
         self._sample_s = sample_s
         self._stop = threading.Event()
+        self._samples = threading.Event()
         self._thread: threading.Thread | None = None
         self._sampled_bytes = 0
         self._begin: HighWater | None = None
@@ -63,11 +68,14 @@ class PeakMeter:
 
     def __enter__(self) -> Self:
         self._stop.clear()
-        self._begin = self._gauge.high_water()
-        self.begin_bytes = self._sampled_bytes = self.peak_bytes = self._gauge.live_bytes()
+        self._samples.clear()
         if self._sample_s > 0:
             self._thread = threading.Thread(target=self._sample, name="anybatch peak meter", daemon=True)
-            self._thread.start()
+            _start(self._thread)
+            # A first thread has glibc map 128 MiB for a moment, which lifts the mark: before the begin.
+            self._samples.wait()
+        self._begin = self._gauge.high_water()
+        self.begin_bytes = self._sampled_bytes = self.peak_bytes = self._gauge.live_bytes()
         return self
 
     def __exit__(
@@ -86,6 +94,7 @@ class PeakMeter:
     def _sample(self) -> None:
         while not self._stop.wait(self._sample_s):
             self._sampled_bytes = max(self._sampled_bytes, self._gauge.live_bytes())
+            self._samples.set()
 
     def _read(self, seen_bytes: int) -> None:
         end = self._gauge.high_water()
@@ -95,3 +104,11 @@ class PeakMeter:
         else:
             self.is_exact = False
             self.peak_bytes, self.source = seen_bytes, f"samples of {self._gauge.source}"
+
+
+def _start(thread: threading.Thread) -> None:
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(before)
