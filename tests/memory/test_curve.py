@@ -143,3 +143,4 @@ def test_nothing_fits() -> None:
     """Where not even one row fits, the answer is 0 rows and what one row needs."""
     step = Counted(lambda rows: 1000 + rows)
     assert largest_confirmed_rows(fit_curve(step), step, 500, 64)[:2] == (0, 1001)
+    assert largest_confirmed_rows(fit_curve(step), step, 500, 1)[:2] == (0, 1001)

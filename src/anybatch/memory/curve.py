@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -132,19 +133,25 @@ def largest_confirmed_rows(
     fits = first.seen_bytes <= budget_bytes
     if fits and (first.agrees or guess == most_rows) and guess >= 1:
         return guess, first.seen_bytes, "the curve, confirmed"
-    return _Bracket(run, budget_bytes, most_rows).close_in(first)
+    return _Bracket(curve, run, budget_bytes, most_rows).close_in(first)
 
 
 class _Bracket:
     """Closes in on the largest rows that fit: some that fit below, some that don't above."""
 
-    def __init__(self, run: Callable[[int], Trace], budget_bytes: int, most_rows: int) -> None:
+    def __init__(self, curve: Curve, run: Callable[[int], Trace], budget_bytes: int, most_rows: int) -> None:
         self._run = run
         self._budget_bytes = budget_bytes
         self._most_rows = most_rows
-        self._low = (0, 0)
-        self._high: tuple[int, int] | None = None
+        self._low = 0
+        self._high: int | None = None
+        # The curve's own runs are runs, too.
+        bases = [rows for rows in _BASE_ROWS if curve.is_aligned and rows <= most_rows]
+        self._peaks = {rows: curve.peak_bytes(rows) for rows in bases}
+        for rows in self._peaks:
+            self._narrow(rows)
         self._runs = 0
+        self._was_outside = False
 
     def close_in(self, first: Confirmation) -> tuple[int, int, str]:
         self._place(first.rows, first.seen_bytes)
@@ -155,37 +162,49 @@ class _Bracket:
 
     def _place(self, rows: int, peak_bytes: int) -> None:
         self._runs += 1
-        if peak_bytes <= self._budget_bytes:
-            self._low = rows, peak_bytes
+        self._peaks[rows] = peak_bytes
+        self._narrow(rows)
+
+    def _narrow(self, rows: int) -> None:
+        if self._peaks[rows] <= self._budget_bytes:
+            self._low = max(self._low, rows)
         else:
-            self._high = rows, peak_bytes
+            self._high = rows if self._high is None else min(self._high, rows)
 
     def _is_closed(self) -> bool:
-        if self._high is None:
-            return self._low[0] >= self._most_rows
-        return self._high[0] - self._low[0] <= 1
+        return self._low >= self._most_rows if self._high is None else self._high - self._low <= 1
 
     def _next_rows(self) -> int:
-        low, low_bytes = self._low
-        if self._high is None:
-            return min(self._most_rows, 2 * low)
-        high, high_bytes = self._high
-        middle = (low + high) // 2
-        # A chord finds smooth curves fast, and the middle everything else.
-        if self._runs % 2 and high_bytes > low_bytes:
-            share = (self._budget_bytes - low_bytes) / (high_bytes - low_bytes)
-            middle = low + int((high - low) * share)
-        return min(max(middle, low + 1), high - 1)
+        least = self._low + 1
+        most = self._most_rows if self._high is None else self._high - 1
+        guess = self._by_power_law()
+        is_outside = not least <= guess <= most
+        # Halving closes in on anything; a power of the rows, which most programs follow, is faster.
+        halves = (is_outside and self._was_outside) or self._runs % 4 == 0
+        self._was_outside = is_outside and not halves
+        return _middle(least, most) if halves else min(max(guess, least), most)
+
+    def _by_power_law(self) -> int:
+        """Where the budget is reached by the power of the rows that goes through the two nearest peaks."""
+        goal = math.log(max(1, self._budget_bytes))
+        points = [(math.log(rows), math.log(max(1, peak))) for rows, peak in self._peaks.items()]
+        nearest = sorted(points, key=lambda point: abs(point[1] - goal))[:2]
+        if len(nearest) < 2 or nearest[0][1] == nearest[1][1]:
+            return 2 * self._low
+        (x, y), (other_x, other_y) = nearest
+        exponent = (y - other_y) / (x - other_x)
+        return int(math.exp(min(x + (goal - y) / exponent, math.log(self._most_rows))))
 
     def _answer(self) -> tuple[int, int, str]:
         how = f"{self._runs} symbolic runs"
-        low, low_bytes = self._low
-        if self._high is None:
-            return low, low_bytes, how
-        high, high_bytes = self._high
-        if low == 0:
-            return 0, high_bytes, f"{how}: {high} rows do not fit"
-        return low, low_bytes, f"{how}: {high} rows do not fit"
+        if self._high is not None:
+            how += f": {self._high} rows do not fit"
+        return self._low, self._peaks[self._low or self._high or 1], how
+
+
+def _middle(least: int, most: int) -> int:
+    """The middle between two sizes: by their ratio where it is large, so that orders of magnitude go fast."""
+    return math.isqrt(least * most) if most > 2 * least else (least + most) // 2
 
 
 def _line_through_peaks(small: Trace, large: Trace) -> Curve:

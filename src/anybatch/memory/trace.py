@@ -89,6 +89,11 @@ class Trace:
             return int(self.live_bytes[-1])
         return sum(each.amount_bytes for each in self.lifetimes if each.died > last)
 
+    def without(self, holder: str) -> Trace:
+        """The same run, as if what one holder has did not count."""
+        others = [each for each in self.lifetimes if each.holder != holder]
+        return Trace.of(self.operators, self.phases, self.labels, others)
+
     def holders(self, event: int) -> dict[str, int]:
         """Bytes alive at an event by holder, the largest first."""
         amounts: dict[str, int] = {}

@@ -13,26 +13,29 @@ from typing import Any, Self, final
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from anybatch.memory.trace import BEGIN, Lifetime, Trace
 
 __all__ = ["Tracker"]
 
-_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
+_PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter, FakeTensor})
 _ALIVE = -1
 
 
 class _Record(weakref.ref[torch.UntypedStorage]):
     """One storage at one size: when it came, when it went."""
 
-    __slots__ = ("amount_bytes", "born", "device", "died", "holder", "key")
+    __slots__ = ("amount_bytes", "born", "counts", "device", "died", "holder", "is_claimed", "key")
     key: int
     device: torch.device
     holder: str
+    is_claimed: bool
     amount_bytes: int
     born: int
     died: int
+    counts: bool
 
 
 @final
@@ -85,15 +88,41 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
             tensors: Any tensors; a storage that is known already stays as it is.
             holder: Whose they are, for `Trace.holders`.
         """
-        # What is held before the first operator is there at the begin.
-        born = 0 if len(self._operators) == 1 else len(self._operators)
         for tensor in tensors:
-            self._see(tensor, born, holder)
+            self._see(tensor, self._born_now(), holder)
+
+    def claim(self, tensors: Iterable[Tensor], holder: str) -> None:
+        """Says whose the storages of some tensors are, unless somebody has claimed them already.
+
+        Args:
+            tensors: Any tensors; storages that are not known are held from now on.
+            holder: Whose they are, for `Trace.holders`.
+        """
+        for tensor in tensors:
+            self._see(tensor, self._born_now(), holder)
+            for storage in _storages(tensor):
+                record = self._known[storage._cdata]
+                if not record.is_claimed:
+                    record.holder, record.is_claimed = holder, True
+
+    def restart(self) -> None:
+        """Forgets all events, and what has died. What is alive is there at the begin, with no label."""
+        self._records = list(self._known.values())
+        for record in self._records:
+            record.born = 0
+        self._operators, self._phases, self._labels = [BEGIN], ["begin"], [""]
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """From the begin on, the storages of some tensors do not count."""
+        for tensor in tensors:
+            for storage in _storages(tensor):
+                if storage._cdata in self._known:
+                    self._known[storage._cdata].counts = False
 
     @property
     def live_bytes(self) -> int:
         """Bytes of the storages that are alive now, on all devices."""
-        return sum(record.amount_bytes for record in self._known.values())
+        return sum(record.amount_bytes for record in self._known.values() if record.counts)
 
     @property
     def peak_bytes(self) -> int:
@@ -124,7 +153,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
                 record.holder,
             )
             for record in self._records
-            if device is None or record.device == device
+            if record.counts and (device is None or record.device == device)
         ]
         names = [operator if isinstance(operator, str) else operator.name() for operator in self._operators]
         return Trace.of(names, self._phases, self._labels, lifetimes)
@@ -146,6 +175,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
         _followers.remove(self)
         if not _followers:
             torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
+
+    def _born_now(self) -> int:
+        """What is held before the first operator is there at the begin."""
+        return 0 if len(self._operators) == 1 else len(self._operators)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -202,9 +235,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
         record.key = storage._cdata
         record.device = device
         record.holder = holder
+        record.is_claimed = False
         record.amount_bytes = storage.nbytes()
         record.born = born
         record.died = _ALIVE
+        record.counts = True
         self._known[record.key] = record
         self._records.append(record)
 
@@ -219,6 +254,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
             return False
         record.died = now = len(self._operators)
         self._add(storage, record.device, now, record.holder)
+        resized = self._known[storage._cdata]
+        resized.counts, resized.is_claimed = record.counts, record.is_claimed
         return True
 
     def _told_of_resize(self, storage: torch.UntypedStorage) -> None:
