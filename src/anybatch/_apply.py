@@ -4,7 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp import GradScaler
@@ -19,14 +19,16 @@ from anybatch._train import train
 from anybatch.batch import BatchDim, Layout, lay_out
 from anybatch.exact.pattern import Memory
 from anybatch.exact.weights import Weight
-from anybatch.fit.auto import Auto
 from anybatch.fit.reach import in_reach
 from anybatch.memory.device import autocast_state, device_of
+
+if TYPE_CHECKING:
+    from anybatch.fit.auto import Auto
 
 
 def apply(
     batch_names: Sequence[str],
-    ub_size: int | str | Auto = 1,
+    ub_size: "int | str | Auto" = 1,
     device: str | int | torch.device | None = None,
     device_ids: Sequence[int] | None = None,
     *,
@@ -51,7 +53,8 @@ def apply(
         batch_names: The arguments that hold the mini-batch, by name. Tensors, arrays, lists with one element
             per row, and containers of these.
         ub_size: The largest number of rows in a micro-batch, at least 1. Pieces are balanced: 10 rows with
-            `ub_size=4` are cut 4, 3, 3.
+            `ub_size=4` are cut 4, 3, 3. `"auto"`, or an `anybatch.Auto`, finds it from the memory that there
+            is, and goes on with smaller pieces where memory runs out.
         device: Where micro-batches are sent; None for where the modules of the call are.
         device_ids: For a model in `nn.DataParallel`, the indexes of the accelerators that it is on. `ub_size`
             then counts per device, and `device` is the first of them if it is not given.
@@ -82,6 +85,7 @@ def apply(
         ValueError: `ub_size`, `on_inexact`, `device` or `device_ids` is out of its range, at decoration; the
             model is not in `nn.DataParallel` on `device_ids`, at the call.
         BatchError: The named arguments can't be cut. Nothing ran.
+        DoesNotFitError: With `ub_size="auto"`, not even the smallest micro-batch fits into memory.
         LossError: The function returned no loss, or ran backward itself.
         WeightError: `weight` is no weight.
         InexactError: The loss does not add up over pieces.
@@ -147,7 +151,7 @@ class Applied:
         device = self.options.device or device_of(chain(parameters, reach.leaves))
         kind = _kind(layout, reach.modules, bound.others(), device)
         memory = self._memories.setdefault(kind, Memory())
-        call = Call(bound, layout, self.options, memory, reach, device, self._warned)
+        call = Call(bound, layout, self.options, kind, memory, reach, device, self._warned)
         return train(call) if torch.is_grad_enabled() else evaluate(call)
 
 

@@ -5,7 +5,7 @@ count first) is rolled back, what is missing is learnt, and it is made again. On
 rolled back and made again with smaller pieces, where their size is ours to choose.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from anybatch._fit import Fitting, fitting_of
+from anybatch._fitting import Fitting, Fixed
 from anybatch._learn import Learner
 from anybatch._run import Bound, Returned
 from anybatch._settings import Settings
@@ -67,6 +67,7 @@ class Call:
         bound: The function and its arguments.
         layout: The mini-batch.
         settings: The options of `apply`.
+        kind: What calls have in common for which one memory holds.
         memory: What is known about calls of this kind.
         reach: The modules and leaves that the function can name.
         device: Where the pieces go; None leaves each tensor where it is.
@@ -80,6 +81,7 @@ class Call:
     bound: Bound
     layout: Layout
     settings: Settings
+    kind: Hashable
     memory: Memory
     reach: Reach
     device: torch.device | None
@@ -91,12 +93,35 @@ class Call:
 
     def __post_init__(self) -> None:
         self._clamps = Clamps()
-        self._fitting: Fitting = fitting_of(self.settings)
-        self._cut(self._fitting.most_rows(self.layout.rows))
+        self.sizes = (self.layout.rows,)
         self._weights = BatchWeights(self.settings.weights, self.layout.cut)
         self._learner = Learner(
             self.bound, self.layout, self.settings, self._weights, self.memory, self.transaction, self.device
         )
+        self._fitting = self._new_fitting()
+
+    def _new_fitting(self) -> Fitting:
+        """How the options say that pieces get their size."""
+        settings = self.settings
+        if isinstance(settings.ub_size, int):
+            return Fixed(self.bound.name, settings.ub_size, settings.shares)
+        from anybatch._automatic import Automatic, Task  # loads when used (Rule 6)
+
+        task = Task(
+            self.kind,
+            self.bound,
+            self.layout,
+            settings,
+            self.reach,
+            self.device,
+            self.transaction,
+            trains=torch.is_grad_enabled(),
+        )
+        return Automatic(settings.ub_size, task)
+
+    def fit(self) -> None:
+        """Cuts the mini-batch as its pieces fit into the memory that there is now."""
+        self._cut(self._fitting.most_rows())
 
     def _cut(self, most_rows: int) -> None:
         """Cuts the mini-batch anew; what was found out about pieces of other rows is forgotten."""
@@ -115,11 +140,12 @@ class Call:
         Raises:
             DoesNotFitError: They can't.
         """
+        self.fit()
         while True:
             try:
                 return run()
             except Exception as error:  # any error, to ask the one guard about it
-                smaller_rows = self._fitting.after(error, self.bound.name, self.sizes)
+                smaller_rows = self._fitting.after(error, self.sizes)
                 if smaller_rows is None:
                     raise
             # Outside the except block, whose traceback would keep the attempt's tensors alive.
@@ -136,7 +162,8 @@ class Call:
         for _ in range(_MOST_ATTEMPTS):
             self.notes.clear()
             try:
-                return attempt()
+                with self._fitting.watched(self.sizes):
+                    return attempt()
             except Again as again:
                 index, straddles = again.index, again.straddles
             # Outside the except block, whose traceback would keep the attempt's tensors alive.

@@ -3,7 +3,7 @@
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp import GradScaler
@@ -14,8 +14,10 @@ from anybatch.errors import BatchError
 from anybatch.exact.batch_norm import FrozenNorms, Norms
 from anybatch.exact.running_statistics import DeferredNorms
 from anybatch.exact.weights import Weights
-from anybatch.fit.auto import Auto
 from anybatch.memory.device import as_device, widest_float
+
+if TYPE_CHECKING:
+    from anybatch.fit.auto import Auto
 
 _ON_INEXACT = ("raise", "warn", "ignore")
 _BATCH_NORMS = ("micro", "deferred", "frozen", "exact")
@@ -38,7 +40,7 @@ class Settings:
     """
 
     batch_names: tuple[str, ...]
-    ub_size: int | Auto
+    ub_size: "int | Auto"
     device: torch.device | None
     devices: tuple[torch.device, ...]
     weights: Weights
@@ -126,12 +128,16 @@ def refuse_later_options(whole_batch_loss: Any, batch_norm: str) -> None:
         )
 
 
-def _size(ub_size: Any) -> int | Auto:
-    if isinstance(ub_size, Auto):
-        return ub_size
-    if isinstance(ub_size, str) and ub_size == "auto":
-        return Auto()
-    if isinstance(ub_size, bool) or not hasattr(ub_size, "__index__") or operator.index(ub_size) < 1:
+def _size(ub_size: Any) -> "int | Auto":
+    is_rows = hasattr(ub_size, "__index__") and not isinstance(ub_size, bool)
+    if not is_rows:
+        from anybatch.fit.auto import Auto  # loads when used (Rule 6)
+
+        if isinstance(ub_size, Auto):
+            return ub_size
+        if isinstance(ub_size, str) and ub_size == "auto":
+            return Auto()
+    if not is_rows or operator.index(ub_size) < 1:
         raise ValueError(
             '`apply`: `ub_size` is a number of rows, an int of at least 1, "auto" or `Auto(...)`. '
             f"Got {ub_size!r}. Pass 1 or more."

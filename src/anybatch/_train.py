@@ -64,6 +64,7 @@ def _train(call: Call) -> Any:
     call.check_weights()
     if call.is_cut and call.should_learn():
         call.learn(0)
+        call.fit()  # the probe has prepared kernels, which take memory
     return call.in_attempts(lambda: _attempt(call))
 
 

@@ -18,7 +18,6 @@ from anybatch._settings import Settings
 from anybatch.batch import Layout, balanced, lay_out
 from anybatch.batch.containers import container_of
 from anybatch.batch.leaves import Array, holds_only_scalars, is_array
-from anybatch.fit.auto import Auto
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +99,7 @@ def subject_of(step: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
 
 def _of_a_size(subject: Subject) -> Subject:
     """The call with a size in place of a way to find one: half of the mini-batch, so that it is cut."""
-    if not isinstance(subject.settings.ub_size, Auto):
+    if isinstance(subject.settings.ub_size, int):
         return subject
     half_rows = -(-subject.layout.rows // (2 * subject.settings.shares))
     return replace(subject, settings=replace(subject.settings, ub_size=half_rows))

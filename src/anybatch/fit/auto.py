@@ -1,31 +1,60 @@
 """Sizes of micro-batches that nobody has to choose."""
 
+from collections.abc import Callable, Iterator
 from typing import final
 
 from torch.optim import Optimizer
 
 from anybatch.fit.budget import Amount, check_amount
+from anybatch.fit.explanation import explained
+from anybatch.fit.optimizers import Optimizers
+from anybatch.fit.record import Record
+
+__all__ = ["Auto"]
 
 _PREFER = ("fastest", "largest")
+# Rows that hold less than others, but not much less, share their size: they need no more memory.
+_SHARED_RATIO = 1.25
 
 
 @final
 class Auto:
-    """Finds the largest number of rows in a micro-batch from the memory that there is.
+    """Finds the size of micro-batches from the memory that there is.
+
+    The first call of each kind and shape runs the function symbolically, which takes no memory, at two and
+    three rows and at the size that follows. Its pieces are part of the mini-batch like any other: no step is
+    thrown away. What they really took corrects the size of later calls. Where memory runs out nevertheless,
+    the call is rolled back and made again with smaller pieces.
+
+    One object may serve several functions; what it knows of them is kept apart.
 
     Args:
         budget: What this process may use on the device: bytes, `"6GiB"` or a fraction of the device's limit;
             None for what the device has left.
-        prefer: `"fastest"` takes the size with the most rows per second of those that fit, `"largest"` the
-            largest.
-        margin: What is left free: bytes, `"64MiB"` or a fraction of the budget; None for a margin that
-            follows how well the need is known.
-        optimizer: What steps with the gradients. Its step is then fitted exactly; without it, as Adam's
-            until it has been seen.
-        largest: The largest number of rows ever tried; None for no bound.
+        prefer: `"fastest"` takes the size with the most rows per second of those that fit, found out over the
+            first calls by halving; `"largest"` the largest. A mini-batch that fits whole is not cut.
+        margin: What is left free: bytes, `"64MiB"` or a fraction of the budget; None for 0.5 % of what
+            is left and 0.5 MiB, and for 5 % where all that limits this process is the machine's memory.
+        optimizer: What steps with the gradients. The state that its first step makes is then known exactly;
+            without it, it is taken for Adam's until a step has been seen.
+        largest: The largest number of rows of a piece; None for no bound.
 
     Raises:
         ValueError: An option is out of its range.
+
+    Source:
+        Micro-batches of a size that is searched for: Piao et al., IEEE Access 2023, leave it to the user.
+
+    Example:
+        >>> import torch, anybatch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> auto = anybatch.Auto(budget="64GiB", prefer="largest")
+        >>> @anybatch.apply(["x"], ub_size=auto)
+        ... def train_fn(x):
+        ...     return model(x).square().mean()
+        >>> loss = train_fn(x=torch.randn(10, 3))
+        >>> "train_fn" in str(auto)
+        True
     """
 
     def __init__(
@@ -45,8 +74,51 @@ class Auto:
             raise ValueError(
                 f"`Auto`: `largest` is a number of rows, at least 1. Got {largest!r}. Pass None."
             )
+        if not (optimizer is None or isinstance(optimizer, Optimizer)):
+            raise ValueError(
+                "`Auto`: `optimizer` is a `torch.optim.Optimizer`. "
+                f"Got {type(optimizer).__name__}. Pass one, or None."
+            )
         self.budget = budget
         self.prefer = prefer
         self.margin = margin
-        self.optimizer = optimizer
         self.largest = largest
+        self.optimizers = Optimizers(optimizer)
+        self._records: dict[str, list[Record]] = {}
+
+    def record(self, kind: str, extent: tuple[int, ...], look: Callable[[], Record]) -> Record:
+        """What is known of calls of one kind with rows of one shape, or of one that holds a little more.
+
+        Args:
+            kind: What the calls have in common beside the shape.
+            extent: The shape of a row.
+            look: Finds out about a shape that is not known.
+        """
+        known = self._records.setdefault(kind, [])
+        for record in known:
+            if record.extent == extent:
+                return record
+        sharing = [record for record in known if _covers(record.extent, extent)]
+        if sharing:
+            return min(sharing, key=lambda record: record.extent)
+        known.append(look())
+        return known[-1]
+
+    def explain(self) -> None:
+        """Prints what is known of each kind of call: need, room, ceiling, choice and why."""
+        print(self)
+
+    def __str__(self) -> str:
+        known = [explained(record) for record in self]
+        return "\n".join(known) if known else "Auto: no call was made yet"
+
+    def __iter__(self) -> Iterator[Record]:
+        """What is known, record by record."""
+        for records in self._records.values():
+            yield from records
+
+
+def _covers(large: tuple[int, ...], small: tuple[int, ...]) -> bool:
+    """Does a row of the first shape need as much as one of the second, and not much more?"""
+    pairs = list(zip(large, small, strict=True))
+    return all(small <= large <= _SHARED_RATIO * small for large, small in pairs)

@@ -21,12 +21,15 @@ __all__ = [
     "as_device",
     "autocast_state",
     "copies_asynchronously",
+    "current_device",
     "device_name",
     "device_of",
+    "finish",
     "is_accelerator",
     "memory_kind",
     "release",
     "widest_float",
+    "with_index",
 ]
 
 _HOST_KINDS = frozenset({"cpu", "meta"})
@@ -49,6 +52,14 @@ def accelerators() -> tuple[torch.device, ...]:
     if kind is None:
         return ()
     return tuple(torch.device(kind, index) for index in range(torch.accelerator.device_count()))
+
+
+def current_device() -> torch.device:
+    """The accelerator that is current, or the host where there is none."""
+    kind = _accelerator_kind()
+    if kind is None:
+        return torch.device("cpu")
+    return torch.device(kind, torch.accelerator.current_device_index())
 
 
 def is_accelerator(device: torch.device) -> bool:
@@ -85,6 +96,12 @@ def as_device(value: str | int | torch.device | None) -> torch.device | None:
     if is_accelerator(device):
         _check_available(device, value)
     return device
+
+
+def finish(device: torch.device) -> None:
+    """Waits until a device has done all that it was given."""
+    if is_accelerator(device):
+        torch.accelerator.synchronize(device)
 
 
 def release(device: torch.device | None) -> None:
@@ -176,7 +193,7 @@ class RandomState:
     @classmethod
     def capture(cls, devices: Iterable[torch.device] = ()) -> RandomState:
         """Copies the host's state and that of the accelerators among `devices`."""
-        wanted = {_with_index(device) for device in devices if is_accelerator(device)}
+        wanted = {with_index(device) for device in devices if is_accelerator(device)}
         return cls(torch.get_rng_state(), {device: _generator_state(device) for device in wanted})
 
     def restore(self) -> None:
@@ -197,9 +214,9 @@ class RandomState:
         )
 
 
-def _with_index(device: torch.device) -> torch.device:
+def with_index(device: torch.device) -> torch.device:
     """The device with its index, so that a later change of the current device can't redirect it."""
-    if device.index is not None:
+    if device.index is not None or not is_accelerator(device):
         return device
     return torch.device(device.type, torch.accelerator.current_device_index())
 

@@ -1,0 +1,188 @@
+"""The size of the pieces of one call as memory allows: foreseen, measured, corrected."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import final
+
+import torch
+
+from anybatch._fitting import Fitting
+from anybatch._foresee import Task, confirm, foresee
+from anybatch.batch import extent
+from anybatch.errors import DoesNotFitError
+from anybatch.exact.batch_norm import batch_norms
+from anybatch.fit.auto import Auto
+from anybatch.fit.guard import MemoryVerdict, memory_verdict
+from anybatch.fit.record import Record
+from anybatch.fit.room import room_in
+from anybatch.memory.device import finish
+from anybatch.memory.peak import PeakMeter
+from anybatch.memory.reading import in_words
+from anybatch.memory.state import memory_of
+
+__all__ = ["Automatic", "Task"]
+
+_MOST_CONFIRMATIONS = 8
+
+
+@final
+class Automatic(Fitting):
+    """Asks what is known of such calls, and adds to it what this one shows.
+
+    Rows count per device here: where devices share a piece, each holds its part of it.
+    """
+
+    def __init__(self, auto: Auto, task: Task) -> None:
+        self._auto = auto
+        self._task = task
+        self._device = task.device or torch.device("cpu")
+        self._shares = task.settings.shares
+        self._rows = -(-task.layout.rows // self._shares)
+        self._norms = batch_norms(part for module in task.reach.modules for part in module.modules())
+        self._least_rows = min(self._rows, self._smallest_rows())
+        self._divisor = 1
+        self._record: Record
+
+    def most_rows(self) -> int:
+        record = self._record = self._auto.record(
+            self._task.key, extent(self._task.layout), lambda: foresee(self._task)
+        )
+        record.room = room_in(memory_of(self._device), self._auto.budget, self._auto.margin)
+        if self._task.trains:
+            self._auto.optimizers.look_for(self._task.parameters)
+            record.step = self._auto.optimizers.cost(self._task.parameters)
+            self._check_step(record)
+        limit_rows = self._confirmed(record)
+        if limit_rows < self._least_rows:
+            self._check_fits(record)
+        limit_rows = max(limit_rows, self._least_rows)
+        self._divisor = self._choose_divisor(record, limit_rows)
+        record.rows = max(min(limit_rows, self._rows) // self._divisor, self._least_rows)
+        return record.rows * self._shares
+
+    def after(self, error: BaseException, sizes: Sequence[int]) -> int | None:
+        verdict = memory_verdict(error)
+        if verdict is MemoryVerdict.NO:
+            return None
+        rows = -(-max(sizes) // self._shares)
+        if rows > self._least_rows:
+            next_rows = max(self._record.see_failure(rows), self._least_rows)
+            self._record.rows = next_rows
+            self._record.reason = f"memory ran out with {rows} rows"
+            return next_rows * self._shares
+        if verdict is MemoryVerdict.MAYBE:
+            return None
+        raise self._does_not_fit(self._record) from error
+
+    @contextmanager
+    def watched(self, sizes: Sequence[int]) -> Iterator[None]:
+        record = self._record
+        meter = None if record.is_measured else PeakMeter(self._device)
+        begin_s = time.perf_counter()
+        with meter or nullcontext():
+            yield
+            finish(self._device)
+        rows = -(-max(sizes) // self._shares)
+        if len(sizes) > 1:
+            record.pace.see(self._divisor, self._rows, time.perf_counter() - begin_s)
+        record.see_call()
+        if meter is not None:
+            kept_bytes = meter.end_bytes - meter.begin_bytes - self._task.gradient_bytes()
+            record.see_success(rows, meter.growth_bytes, max(0, kept_bytes))
+
+    def _confirmed(self, record: Record) -> int:
+        """The ceiling, at which the prediction was compared with a symbolic run of that size."""
+        for _ in range(_MOST_CONFIRMATIONS):
+            limit_rows = record.fit(self._rows, self._auto.largest or sys.maxsize)
+            size = min(limit_rows, self._rows)
+            if size <= max(record.confirmed_rows, self._least_rows) or confirm(self._task, record, size):
+                break
+        return limit_rows
+
+    def _choose_divisor(self, record: Record, limit_rows: int) -> int:
+        """What to divide the ceiling by, for speed."""
+        if limit_rows >= self._rows:
+            record.reason = "the mini-batch fits whole"
+        elif self._auto.prefer == "largest":
+            record.reason = "the largest is preferred"
+        elif self._norms and self._task.settings.batch_norm == "micro":
+            record.reason = "BatchNorm takes its statistics over a piece, which is to be large"
+        else:
+            return self._fastest(record, limit_rows)
+        return 1
+
+    def _fastest(self, record: Record, limit_rows: int) -> int:
+        pace = record.pace
+        divisor = pace.divisor(limit_rows, self._least_rows)
+        is_settled = pace.is_settled(limit_rows, self._least_rows)
+        record.reason = (
+            "the fastest of those that were tried" if is_settled else "its speed is being measured"
+        )
+        return divisor
+
+    def _smallest_rows(self) -> int:
+        """BatchNorm takes no statistics of a single row; an odd number of rows is not cut by two, then."""
+        if not self._norms or self._task.settings.batch_norm == "frozen":
+            return 1
+        return 2 if self._rows % 2 == 0 else 3
+
+    def _check_fits(self, record: Record) -> None:
+        """Raises where it is known beforehand that the smallest piece is beyond the budget.
+
+        Raises:
+            DoesNotFitError: It is.
+        """
+        room = record.room
+        if record.is_foreseen and room is not None and room.available_bytes is not None:
+            needed_bytes = record.need.peak_bytes(self._least_rows) + record.step.state_bytes
+            if needed_bytes > room.available_bytes + room.margin_bytes:
+                raise self._does_not_fit(record)
+
+    def _check_step(self, record: Record) -> None:
+        """Raises where the step of a given optimizer is beyond the budget, whatever the size of pieces.
+
+        Raises:
+            DoesNotFitError: It is.
+        """
+        room = record.room
+        if not self._auto.optimizers.is_given or room is None or room.available_bytes is None:
+            return
+        gradient_bytes = sum(leaf.numel() * leaf.element_size() for leaf in self._task.parameters)
+        needed_bytes = record.step.step_peak_bytes + gradient_bytes - self._task.gradient_bytes()
+        if needed_bytes > room.available_bytes + room.margin_bytes:
+            raise DoesNotFitError(
+                f"`{self._task.bound.name}`: the optimizer's step does not fit. It needs "
+                f"{in_words(needed_bytes)} with its gradients, and {self._device} has "
+                f"{in_words(room.available_bytes)} for it. Freeze parameters, or take an optimizer with less "
+                "state.",
+                rows=0,
+                needed_bytes=needed_bytes,
+                available_bytes=room.available_bytes,
+            )
+
+    def _does_not_fit(self, record: Record) -> DoesNotFitError:
+        available_bytes = None if record.room is None else record.room.available_bytes
+        rows = self._least_rows
+        needed_bytes = record.need.peak_bytes(rows) + record.step.state_bytes
+        unit = "One row needs" if rows == 1 else f"{rows} rows, the least that BatchNorm takes, need"
+        there = "less" if available_bytes is None else in_words(available_bytes)
+        return DoesNotFitError(
+            f"`{self._task.bound.name}`: no micro-batch fits. {unit} {in_words(needed_bytes)} and "
+            f"{self._device} has {there} for it. {_advice(record, rows)}",
+            rows=rows,
+            needed_bytes=needed_bytes,
+            available_bytes=available_bytes,
+        )
+
+
+def _advice(record: Record, rows: int) -> str:
+    """Which techniques would help, by what needs most."""
+    fixed_bytes = record.need.tensors.peak_bytes(0) + record.step.state_bytes
+    if fixed_bytes > record.need.tensors.peak_bytes(rows) // 2:
+        return (
+            "Most of it are gradients and the optimizer's state: freeze parameters, or take an optimizer "
+            "with less state."
+        )
+    return "Most of it are activations: try `torch.utils.checkpoint`, autocast or a smaller input."

@@ -1,0 +1,124 @@
+"""What pieces need: bytes beyond those that are in use when a call begins, as a function of their rows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Protocol, final
+
+__all__ = ["Corrected", "Need", "PeakOfRows", "corrected"]
+
+# After an out-of-memory the next size is well below the one that failed: creeping costs an attempt each.
+_LARGEST_JUMP_RATIO = 0.75
+
+
+class PeakOfRows(Protocol):
+    """The most bytes of tensors that are alive at once while a piece of some rows is computed."""
+
+    def peak_bytes(self, rows: int) -> int:
+        """The peak for a piece of so many rows."""
+
+    def largest_rows(self, budget_bytes: int) -> int:
+        """The most rows whose peak is within so many bytes; 0 where not even one is."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Corrected:
+    """A prediction, and points at which it was found too low.
+
+    Between two points the need is taken for a straight line, which lies above one that grows ever faster
+    (with the square of rows, say); beyond the last one it goes on at twice that line's slope.
+    """
+
+    predicted: PeakOfRows
+    points: tuple[tuple[int, int], ...]
+
+    def peak_bytes(self, rows: int) -> int:
+        return max(self.predicted.peak_bytes(rows), self._between(rows))
+
+    def largest_rows(self, budget_bytes: int) -> int:
+        return _largest(self.peak_bytes, budget_bytes, self.predicted.largest_rows(budget_bytes))
+
+    def _between(self, rows: int) -> int:
+        points = ((0, self.predicted.peak_bytes(0)), *self.points)
+        for (low, low_bytes), (high, high_bytes) in pairwise(points):
+            slope = (high_bytes - low_bytes) / (high - low)
+            if rows <= high:
+                return low_bytes + math.ceil(slope * (rows - low))
+        return high_bytes + math.ceil(2 * slope * (rows - high))
+
+
+def corrected(predicted: PeakOfRows, rows: int, peak_bytes: int) -> PeakOfRows:
+    """The prediction, with what was found for one number of rows."""
+    base, known = (
+        (predicted.predicted, predicted.points) if isinstance(predicted, Corrected) else (predicted, ())
+    )
+    return Corrected(base, tuple(sorted({*known, (rows, peak_bytes)})))
+
+
+def _largest(peak_bytes: Callable[[int], int], budget_bytes: int, most_rows: int) -> int:
+    """The most rows, up to `most_rows`, whose peak is within a budget; the peak grows with the rows."""
+    low, high = 0, most_rows
+    while low < high:
+        middle = (low + high + 1) // 2
+        if peak_bytes(middle) <= budget_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@final
+@dataclass(eq=False)
+class Need:
+    """What is predicted, and what was measured beyond.
+
+    Attributes:
+        tensors: What tensors need.
+        hidden_bytes_per_row: What operators take beside tensors, as measured.
+        size_bytes: What each new size of pieces keeps for good (prepared kernels), as measured.
+        penalty_bytes_per_row: What must be added where memory ran out although less was predicted.
+    """
+
+    tensors: PeakOfRows
+    hidden_bytes_per_row: float = 0.0
+    size_bytes: int = 0
+    penalty_bytes_per_row: float = 0.0
+    _sizes: set[int] = field(default_factory=set)
+
+    def peak_bytes(self, rows: int) -> int:
+        """What pieces of at most so many rows need, beyond what is in use."""
+        beside = max(self.hidden_bytes_per_row, self.penalty_bytes_per_row) * rows
+        return self.tensors.peak_bytes(rows) + int(beside) + (0 if rows in self._sizes else self.size_bytes)
+
+    def largest_rows(self, budget_bytes: int, most_rows: int) -> int:
+        """The most rows, up to `most_rows`, that need no more than so many bytes; 0 where there is none."""
+        return _largest(
+            self.peak_bytes, budget_bytes, min(most_rows, self.tensors.largest_rows(budget_bytes))
+        )
+
+    def see(self, rows: int, growth_bytes: int, kept_bytes: int) -> None:
+        """Takes note of what pieces of some rows really took.
+
+        Args:
+            rows: Rows of the largest piece.
+            growth_bytes: The most bytes in use, beyond those in use before.
+            kept_bytes: What stayed in use that no tensor holds.
+        """
+        is_new = rows not in self._sizes
+        self._sizes.add(rows)
+        hidden_bytes = growth_bytes - self.tensors.peak_bytes(rows) - (kept_bytes if is_new else 0)
+        self.hidden_bytes_per_row = max(self.hidden_bytes_per_row, hidden_bytes / rows)
+        if is_new:
+            self.size_bytes = max(self.size_bytes, kept_bytes)
+
+    def see_failure(self, rows: int, available_bytes: int) -> None:
+        """Takes note that pieces of some rows do not fit into so many bytes."""
+        missing_bytes = available_bytes + 1 - self.tensors.peak_bytes(rows)
+        self.penalty_bytes_per_row = max(self.penalty_bytes_per_row, missing_bytes / rows)
+
+    def rows_after_failure(self, rows: int, available_bytes: int) -> int:
+        """The rows to try after pieces of some rows did not fit: well below, but no more than is needed."""
+        goal_bytes = int(available_bytes * _LARGEST_JUMP_RATIO)
+        return min(int(rows * _LARGEST_JUMP_RATIO), max(rows // 2, self.largest_rows(goal_bytes, rows)))

@@ -1,0 +1,116 @@
+"""What is known of calls of one kind whose rows have one shape, and the size that follows from it."""
+
+from dataclasses import dataclass, field
+from typing import final
+
+from anybatch.fit.need import Need
+from anybatch.fit.pace import Pace
+from anybatch.fit.room import Room
+from anybatch.memory.shadow import OptimizerCost
+
+__all__ = ["Record"]
+
+# The first size stays below what is predicted, for what operators take beside tensors is not known yet.
+_NOTHING = OptimizerCost(0, 0)
+_FIRST_RATIO = 0.75
+# A size that ran out of memory is tried again after so many calls, then after twice as many, and so on.
+_PATIENCE_CALLS = 16
+
+
+@final
+@dataclass(eq=False)
+class Record:
+    """One kind of call, and one shape of rows.
+
+    Attributes:
+        title: The function, and what its calls have in common, for people.
+        extent: The shape of a row.
+        need: What pieces need.
+        how: Where the prediction of the need comes from.
+        is_foreseen: Is it a prediction, and not a guess?
+        pace: How fast the sizes are that were tried.
+        ceiling_rows: The most rows that fit, as far as is known.
+        limit_rows: The most rows that are used: less than the ceiling where that makes no difference.
+        rows: The size that was used last; 0 before the first call.
+        reason: Why that size.
+        room: What there was at the last call.
+        step: What the optimizer's step takes.
+        confirmed_rows: The largest size at which the prediction was compared with a run of that size.
+        is_measured: Has a call been measured?
+        failures: How often memory ran out.
+    """
+
+    title: str
+    extent: tuple[int, ...]
+    need: Need
+    how: str
+    is_foreseen: bool = True
+    pace: Pace = field(default_factory=Pace)
+    ceiling_rows: int = 0
+    limit_rows: int = 0
+    rows: int = 0
+    reason: str = ""
+    room: Room | None = None
+    step: OptimizerCost = _NOTHING
+    confirmed_rows: int = 0
+    is_measured: bool = False
+    failures: int = 0
+    _calls_to_wait: int = 0
+
+    @property
+    def available_bytes(self) -> int | None:
+        """What there was for pieces at the last call; None where nothing can tell."""
+        if self.room is None or self.room.available_bytes is None:
+            return None
+        return max(0, self.room.available_bytes - self.step.state_bytes)
+
+    def fit(self, rows: int, most_rows: int) -> int:
+        """The most rows of a piece, for a mini-batch of so many rows.
+
+        It changes only where the old size no longer fits, or where fewer pieces would do: each new size of
+        pieces costs memory and preparation.
+        """
+        if self.available_bytes is None:
+            self.ceiling_rows = self.ceiling_rows or most_rows
+        else:
+            self.ceiling_rows = self.need.largest_rows(self.available_bytes, most_rows)
+        if not self._keeps(rows):
+            is_cautious = not self.is_measured and self.ceiling_rows * _FIRST_RATIO < rows
+            self.limit_rows = int(self.ceiling_rows * _FIRST_RATIO) if is_cautious else self.ceiling_rows
+        return self.limit_rows
+
+    def _keeps(self, rows: int) -> bool:
+        if not (self.limit_rows and self.is_measured) or self._exceeds(self.limit_rows):
+            return False
+        return _pieces(rows, self.ceiling_rows) >= _pieces(rows, self.limit_rows)
+
+    def _exceeds(self, rows: int) -> bool:
+        return self.available_bytes is not None and self.need.peak_bytes(rows) > self.available_bytes
+
+    def see_success(self, rows: int, growth_bytes: int, kept_bytes: int) -> None:
+        """Takes note of what a call took that was measured."""
+        self.need.see(rows, growth_bytes, kept_bytes)
+        self.is_measured = True
+
+    def see_call(self) -> None:
+        """Takes note of a call that went through."""
+        if self._calls_to_wait:
+            self._calls_to_wait -= 1
+            if not self._calls_to_wait:
+                self.need.penalty_bytes_per_row = 0.0
+
+    def see_failure(self, rows: int) -> int:
+        """Takes note that pieces of some rows ran out of memory; returns the rows to try next, maybe 0."""
+        self.failures += 1
+        self._calls_to_wait = _PATIENCE_CALLS * 2 ** min(self.failures - 1, 16)
+        if self.available_bytes is None:
+            self.limit_rows = rows // 2
+        else:
+            self.limit_rows = self.need.rows_after_failure(rows, self.available_bytes)
+            self.need.see_failure(self.limit_rows + 1, self.available_bytes)
+        self.ceiling_rows = self.limit_rows
+        return self.limit_rows
+
+
+def _pieces(rows: int, most_rows: int) -> int:
+    return -(-rows // max(most_rows, 1))

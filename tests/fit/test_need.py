@@ -1,0 +1,72 @@
+"""Tests of `anybatch.fit.need`."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from anybatch.fit.need import Need
+
+
+@dataclass(frozen=True)
+class Line:
+    """A need of so many bytes, and so many per row."""
+
+    fixed_bytes: int
+    row_bytes: int
+
+    def peak_bytes(self, rows: int) -> int:
+        """The need of a piece."""
+        return self.fixed_bytes + self.row_bytes * rows
+
+    def largest_rows(self, budget_bytes: int) -> int:
+        """The rows within a budget."""
+        return max(0, (budget_bytes - self.fixed_bytes) // self.row_bytes)
+
+
+def test_need_is_that_of_tensors_before_anything_is_measured() -> None:
+    """The first size follows from the prediction alone."""
+    need = Need(Line(1000, 10))
+    assert need.peak_bytes(7) == 1070
+    assert need.largest_rows(1099, 100) == 9
+    assert need.largest_rows(5000, 100) == 100
+    assert need.largest_rows(999, 100) == 0
+
+
+def test_hidden_bytes_count_by_row() -> None:
+    """What operators took beside tensors is expected of other sizes in proportion to their rows."""
+    need = Need(Line(1000, 10))
+    need.see(10, 1000 + 100 + 50, 0)
+    assert need.peak_bytes(20) == 1000 + 200 + 100
+    assert need.largest_rows(1000 + 15 * 20, 100) == 20
+
+
+def test_less_than_predicted_changes_nothing() -> None:
+    """A call that took less may have taken it elsewhere: the prediction stands."""
+    need = Need(Line(1000, 10))
+    need.see(10, 900, 0)
+    assert need.peak_bytes(10) == 1100
+
+
+def test_what_a_new_size_keeps_is_expected_of_the_next_one() -> None:
+    """A size that was used needs nothing more, another as much again."""
+    need = Need(Line(0, 10))
+    need.see(10, 100 + 30, 30)
+    assert need.peak_bytes(10) == 100
+    assert need.peak_bytes(11) == 110 + 30
+    assert need.hidden_bytes_per_row == 0
+
+
+@pytest.mark.parametrize("rows", [2, 3, 10, 1000])
+def test_failure_makes_the_size_too_large(rows: int) -> None:
+    """After a failure its size no longer fits into what there was, and the next is well below."""
+    need = Need(Line(0, 10))
+    available_bytes = 10 * rows
+    next_rows = need.rows_after_failure(rows, available_bytes)
+    assert rows // 2 <= next_rows <= 0.75 * rows
+    need.see_failure(rows, available_bytes)
+    assert need.largest_rows(available_bytes - 1, 10_000) < rows
+
+
+def test_single_row_that_fails_leaves_none() -> None:
+    """Below one row there is nothing."""
+    assert Need(Line(0, 10)).rows_after_failure(1, 1000) == 0
