@@ -106,9 +106,10 @@ class DeferredNorms(HookedNorms):
         mean, variance, tracked = layer.running_mean, layer.running_var, layer.num_batches_tracked
         assert mean is not None
         assert variance is not None
-        layer.running_mean, layer.running_var = mean.clone(), variance.clone()
-        layer.num_batches_tracked = None if tracked is None else tracked.clone()
         kept = _Kept(mean, variance, tracked, layer.momentum)
+        # All copies first: nobody puts back what was replaced before one of them failed.
+        copies = mean.clone(), variance.clone(), None if tracked is None else tracked.clone()
+        layer.running_mean, layer.running_var, layer.num_batches_tracked = copies
         layer.momentum = 1.0
         return kept
 

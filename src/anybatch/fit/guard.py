@@ -11,10 +11,11 @@ import enum
 import errno
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
-__all__ = ["MemoryVerdict", "is_out_of_memory", "memory_verdict"]
+__all__ = ["MemoryVerdict", "final", "is_out_of_memory", "memory_verdict"]
 
 
 class MemoryVerdict(enum.Enum):
@@ -53,6 +54,19 @@ _MAY_MEAN_OUT_OF_MEMORY = re.compile(
 )
 
 
+_FINAL = "_anybatch_is_final"
+
+
+@contextmanager
+def final() -> Iterator[None]:
+    """A block that does what can't be undone: an error in it is no reason to try again."""
+    try:
+        yield
+    except Exception as error:
+        setattr(error, _FINAL, True)
+        raise
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the error, or one that it wraps, certainly means that memory ran out."""
     return memory_verdict(error) is MemoryVerdict.YES
@@ -62,10 +76,10 @@ def memory_verdict(error: BaseException) -> MemoryVerdict:
     """What the error says about memory, looking through explicit causes and exception groups.
 
     An interruption (KeyboardInterrupt, SystemExit), alone or in a group, is never a question of memory: it
-    must not be answered by trying again.
+    must not be answered by trying again. Nor is an error that left a `final` block.
     """
     members = list(_members(error))
-    if not all(isinstance(member, Exception) for member in members):
+    if not all(isinstance(member, Exception) for member in members) or hasattr(error, _FINAL):
         return MemoryVerdict.NO
     verdicts = {_verdict_of_one(member) for member in members}
     return next(

@@ -1,9 +1,9 @@
-"""What a call may change beside gradients, as it was: buffers, modes and random states."""
+"""What a call may change beside gradients, as it was: buffers, modes, `requires_grad` and random states."""
 
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,19 @@ class _Buffer:
     value: Tensor | None
 
 
+class _Parameter(NamedTuple):
+    """A parameter, how often it had been written to, and whether it required grad."""
+
+    tensor: Tensor
+    version: int
+    requires_grad: bool
+
+
 class Snapshot:
     """Random states from its construction on, and buffers and modes of modules as they are added.
 
     A module is to be added before it runs. Restoring leaves alone what did not change: a buffer that a
-    graph has saved must not be written to.
+    graph has saved must not be written to. It may be done again where it was cut short.
     """
 
     def __init__(self, devices: Iterable[torch.device] = (), generators: Iterable[Any] = ()) -> None:
@@ -37,7 +45,7 @@ class Snapshot:
         self._generators = [GeneratorState(generator) for generator in generators]
         self._modes: dict[Module, bool] = {}
         self._buffers: dict[tuple[Module, str], _Buffer] = {}
-        self._parameters: dict[tuple[Module, str], tuple[Tensor, int]] = {}
+        self._parameters: dict[tuple[Module, str], _Parameter] = {}
 
     def __contains__(self, module: Module) -> bool:
         return module in self._modes
@@ -49,7 +57,9 @@ class Snapshot:
         self._modes[module] = module.training
         for name, parameter in module._parameters.items():
             if parameter is not None and not is_lazy(parameter) and not parameter.is_inference():
-                self._parameters[module, name] = parameter, parameter._version
+                self._parameters[module, name] = _Parameter(
+                    parameter, parameter._version, parameter.requires_grad
+                )
         for name, tensor in module._buffers.items():
             self._buffers[module, name] = _recorded(tensor)
 
@@ -74,13 +84,13 @@ class Snapshot:
         """The parameters that were written to since, each with its module and name."""
         return [
             (module, name)
-            for (module, name), (parameter, version) in self._parameters.items()
+            for (module, name), (parameter, version, _) in self._parameters.items()
             if not parameter.is_inference() and parameter._version != version
         ]
 
     def restore(self) -> None:
-        self.restore_modules()
         self.restore_random_state()
+        self.restore_modules()
 
     def restore_random_state(self) -> None:
         self._random.restore()
@@ -90,9 +100,12 @@ class Snapshot:
             generator.restore()
 
     def restore_modules(self) -> None:
-        """Puts buffers and modes back."""
+        """Puts buffers, modes and `requires_grad` back; at last the buffers, which may take memory."""
         for module, mode in self._modes.items():
             module.training = mode
+        for parameter, _, requires_grad in self._parameters.values():
+            if parameter.requires_grad != requires_grad:
+                parameter.requires_grad_(requires_grad)
         with torch.no_grad():
             for (module, name), buffer in self._buffers.items():
                 if _has_changed(module, name, buffer):

@@ -1,5 +1,6 @@
 """All or nothing (Rule 3): what a call changes is committed at its end, or as it was."""
 
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -11,10 +12,12 @@ from torch.nn import Module
 from anybatch.errors import LossError
 from anybatch.exact.batch_norm import Norms
 from anybatch.fit.gradients import Gradients, touched
+from anybatch.fit.guard import is_out_of_memory
 from anybatch.fit.modules import watching
 from anybatch.fit.reach import Reach
 from anybatch.fit.scaler import LossScaler
 from anybatch.fit.snapshot import Snapshot
+from anybatch.memory.device import release
 
 
 class Transaction:
@@ -37,7 +40,8 @@ class Transaction:
             norms: What BatchNorm layers do meanwhile; None for what they do by themselves.
             scaler: The caller's scaler of losses.
         """
-        self.snapshot = Snapshot(devices, reach.generators)
+        self._devices = tuple(devices)
+        self.snapshot = Snapshot(self._devices, reach.generators)
         self.gradients = Gradients()
         self.norms = norms or Norms()
         self.scaler = LossScaler(scaler)
@@ -84,7 +88,8 @@ class Transaction:
                 yield self
         except BaseException as error:
             is_explained = self.gradients.explain(error)
-            self.roll_back()
+            if not self.gradients.is_committed:
+                self.roll_back(error)
             if is_explained:
                 raise LossError(touched(self.function, "a parameter")) from error
             raise
@@ -97,8 +102,30 @@ class Transaction:
         self.norms.commit()
         self.gradients.commit()
 
-    def roll_back(self) -> None:
+    def roll_back(self, error: BaseException | None = None) -> None:
+        """Puts everything back.
+
+        Comparing buffers may take memory, of which there is none while a failed attempt is alive. So that one
+        is freed, where it has to be, and all is put back once more.
+
+        Args:
+            error: What ended the attempt; its traceback keeps the attempt alive.
+        """
         self.norms.close()
+        try:
+            self._restore()
+            return
+        except Exception as failure:  # any error, to ask the one guard about it
+            if not is_out_of_memory(failure):
+                raise
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)
+        for device in self._devices or (None,):
+            release(device)
+        self._restore()
+
+    def _restore(self) -> None:
+        """Each part can be put back again: it is done from the start where it was cut short."""
         self.gradients.roll_back()
         self.scaler.restore()
         self.snapshot.restore()
