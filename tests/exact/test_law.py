@@ -76,7 +76,25 @@ def test_large_offset_is_a_law_where_three_cuts_find_it(count: int) -> None:
 def test_denominators_of_a_masked_half_are_left_out() -> None:
     """A half in which nothing counts divides by the 1 of a clamp, which is no count."""
     halves = [_reading(4), _reading(1, is_masked=True)]
-    assert of_denominators(_reading(4), halves, (3, 2), ROUNDING) == _mean(4, 4 / 5, follows_rows=False)
+    expected = replace(_mean(4, 4 / 5, follows_rows=False), counts_all=False)
+    assert of_denominators(_reading(4), halves, (3, 2), ROUNDING) == expected
+
+
+def test_denominators_of_a_masked_half_count_rows() -> None:
+    """A half in which nothing counts divides by its rows, where the piece divides by the rows of both."""
+    halves = [_reading(3), _reading(2, is_masked=True)]
+    expected = replace(_mean(5, per_row=1, follows_rows=True), counts_all=True)
+    assert of_denominators(_reading(5), halves, (3, 2), ROUNDING) == expected
+    nothing = [_reading(3, is_masked=True), _reading(2, is_masked=True)]
+    assert of_denominators(_reading(5, is_masked=True), nothing, (3, 2), ROUNDING).counts_all is None
+
+
+def test_common_law_keeps_what_one_cut_shows_of_masked_rows() -> None:
+    """Cuts without rows of which nothing counts say nothing of what these bring."""
+    plain, seen = _mean(5, 1, follows_rows=True), replace(_mean(5, 1, follows_rows=True), counts_all=True)
+    assert common([seen, plain]).counts_all is True
+    assert common([plain, replace(seen, counts_all=False)]).counts_all is False
+    assert common([plain, plain]).counts_all is None
 
 
 def test_vectors_that_differ_have_no_law() -> None:

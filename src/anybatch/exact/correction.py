@@ -3,9 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from anybatch.exact.law import Law
+from anybatch.exact.law import Law, TermLaw
 from anybatch.exact.shares import PieceWeights
-from anybatch.exact.terms import Key
+from anybatch.exact.terms import Key, Term
+
+_NEARLY = 1e-3
 
 
 def sums_to_one(
@@ -52,17 +54,39 @@ def common_ratio(
 
 
 def departure(pieces: Sequence[PieceWeights]) -> int | None:
-    """The first piece in which a term divides by another number, or number per row, than it did before."""
+    """The first piece in which a term divides by another number, or number per row, than it did before.
+
+    Where nothing counts in it, nor in those before it, the first in which something does: it shows, beside
+    the one before it, what rows of which nothing counts bring.
+    """
     for index, piece in enumerate(pieces):
-        for term, weight in zip(piece.pattern.terms, piece.weights, strict=True):
-            known = piece.pattern.law(term)
-            usual = known.per_row * piece.rows if known.law is Law.MEAN else known.constant
-            is_known = (
-                known.follows_rows if known.law is Law.MEAN else known.law is Law.SUM and term.end and weight
-            )
-            if is_known and not math.isclose(weight, usual, rel_tol=1e-6):
-                return index
+        for place, term in enumerate(piece.pattern.terms):
+            if _departs(piece, place, piece.pattern.law(term)):
+                return index if index or piece.weights[place] else _first_that_counts(pieces, term)
     return None
+
+
+def _departs(piece: PieceWeights, place: int, known: TermLaw) -> bool:
+    weight, denominator = piece.weights[place], piece.denominators[place]
+    if known.law is Law.SUM:
+        has_end = bool(piece.pattern.terms[place].end)
+        return has_end and bool(weight) and not math.isclose(weight, known.constant, rel_tol=1e-6)
+    usual = known.per_row * piece.rows
+    if known.law is not Law.MEAN:
+        return False
+    if not weight and not known.counts_all:
+        # Is what it divides by a count of rows, or the clamp of a count?
+        is_open = known.follows_rows or math.isclose(denominator, usual, rel_tol=_NEARLY)
+        return known.counts_all is None and is_open
+    return known.follows_rows and not math.isclose(denominator, usual, rel_tol=1e-6)
+
+
+def _first_that_counts(pieces: Sequence[PieceWeights], term: Term) -> int:
+    """The first piece in which a term has something to count; the first of all where there is none."""
+    for index, piece in enumerate(pieces):
+        if term in piece.pattern.terms and piece.weights[piece.pattern.terms.index(term)]:
+            return index
+    return 0
 
 
 def has_other_sum(pieces: Sequence[PieceWeights]) -> int | None:

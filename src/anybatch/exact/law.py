@@ -49,6 +49,9 @@ class TermLaw:
         constant: What a SUM was found to divide by.
         c0_error: The rounding error that c0 may have.
         needs_proof: Is c0 too large for an epsilon, so that another cut has to find the same?
+        counts_all: Do rows of which nothing counts bring to D what they divide by? Those of `sum / len(x)`
+            do; a count of what counts, and its clamp, brings nothing. None before such rows were met beside
+            others.
     """
 
     law: Law
@@ -58,6 +61,7 @@ class TermLaw:
     constant: float = 1.0
     c0_error: float = 0.0
     needs_proof: bool = False
+    counts_all: bool | None = None
 
 
 class NoLaw(Exception):
@@ -81,21 +85,40 @@ def of_denominators(
     if any(not _same(left, right) for half in halves for left, right in _pairs(whole, half)):
         raise NoLaw("is multiplied by values that differ from piece to piece (fractions of the batch, say)")
     raw = [half.denominator for half in halves]
+    counts_all = _counts_all(whole, halves)
     if all(_near(value, whole.denominator) for value in raw):
-        return TermLaw(Law.SUM, constant=whole.denominator)
-    c0 = _offset(whole, halves)
+        return TermLaw(Law.SUM, constant=whole.denominator, counts_all=counts_all)
+    c0 = sum(half.amount for half in halves) - whole.amount if counts_all else _offset(whole, halves)
     if abs(c0) > _SMALL * abs(whole.weight) and any(half.is_doubtful for half in halves):
         c0 = _offset(whole, [half for half in halves if not half.is_doubtful])
     is_large = abs(c0) > _SMALL * abs(whole.weight)
-    if is_large and not all(half.weight > c0 * (1 + _NEAR) > 0 for half in halves):
+    amounts = [half.denominator if counts_all else half.weight for half in halves]
+    if is_large and not all(amount > c0 * (1 + _NEAR) > 0 for amount in amounts):
         values = f"{raw[0]:g} and {raw[1]:g} for the halves, {whole.denominator:g} for both together"
         raise NoLaw(f"divides by something that does not add up over rows: {values}")
     if abs(c0) <= rounding * abs(whole.weight):
         c0 = 0.0
     per_row = whole.weight / sum(rows)
-    follows_rows = all(_near(half.weight, per_row * n, 1e-12) for half, n in zip(halves, rows, strict=True))
+    follows_rows = all(_near(value, per_row * n, 1e-12) for value, n in zip(amounts, rows, strict=True))
     error = rounding * abs(whole.weight)
-    return TermLaw(Law.MEAN, c0, per_row or 1.0, follows_rows, c0_error=error, needs_proof=is_large)
+    return TermLaw(
+        Law.MEAN,
+        c0,
+        per_row or 1.0,
+        follows_rows,
+        c0_error=error,
+        needs_proof=is_large,
+        counts_all=counts_all,
+    )
+
+
+def _counts_all(whole: Reading, halves: Sequence[Reading]) -> bool | None:
+    """Does a half of which nothing counts bring what it divides by? None where no such half is seen."""
+    empty = [half for half in halves if half.is_masked]
+    if whole.is_masked or len(empty) != 1 or empty[0].counted is not None:
+        return None
+    without = sum(half.amount for half in halves if not half.is_masked)
+    return abs(without + empty[0].amount - whole.amount) < abs(without - whole.amount)
 
 
 def is_clamped(masked: float, usual: float) -> bool:
@@ -130,7 +153,17 @@ def common(laws: Sequence[TermLaw]) -> TermLaw:
         raise NoLaw("divides by something that adds up over rows only nearly")
     if means[0].needs_proof and len(means) < _PROOFS:
         raise NoLaw(f"divides by something that does not add up over rows, but for {means[0].c0:g} too much")
-    return replace(means[-1], follows_rows=all(one.follows_rows for one in laws))
+    return replace(
+        means[-1],
+        follows_rows=all(one.follows_rows for one in laws),
+        counts_all=counting([one.counts_all for one in means]),
+    )
+
+
+def counting(said: Sequence[bool | None]) -> bool | None:
+    """What several cuts say together of rows of which nothing counts."""
+    known = [one for one in said if one is not None]
+    return any(known) if known else None
 
 
 def of_values(whole: float, halves: Sequence[float], rows: Sequence[int], tolerance: float) -> Law | None:

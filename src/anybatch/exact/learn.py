@@ -1,10 +1,13 @@
 """The laws of a loss's terms, from what a piece and its halves showed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from torch.autograd.graph import Node
 
 from anybatch.exact import law, nodes
 from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen
+from anybatch.exact.graph import name_of, shapes
 from anybatch.exact.labels import pretty
 from anybatch.exact.law import Law, TermLaw
 from anybatch.exact.pattern import Pattern
@@ -61,10 +64,20 @@ def _law_of(whole: Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: l
     parts = [seen.parts[place] for seen in (whole.seen, *halves)]
     known = [part for part in parts if part is not None]
     if term.kind is Kind.PARAMETERS:
-        found = law.of_constants(reading, others, cut.rows)
+        if any(len(other.vectors) != len(reading.vectors) for other in others):
+            raise Mislabelled
         moves = any(abs(part - known[0]) > whole.allowed.slack(part, known[0]) for part in known)
-        sums_up = term.end.startswith(("Sum", "Mean")) or term.end in nodes.LOSSES
-        if found.law is Law.ONCE and sums_up and moves and not whole.not_comparable:
+        below = _below(reading.end)
+        may_be_rows = moves and not whole.not_comparable and _may_sum_rows(map(name_of, below))
+        if any(0 in shape for node in below for shape in shapes(node)):
+            raise Mislabelled  # parameters have elements: it is rows, none of which came through a selection
+        try:
+            found = law.of_constants(reading, others, cut.rows)
+        except law.NoLaw as reason:
+            if may_be_rows:
+                raise Mislabelled from reason
+            raise
+        if may_be_rows and not _obeys(found.law, known, cut, whole):
             raise Mislabelled
         return found
     name = pretty(term.end) or "the loss"
@@ -86,6 +99,32 @@ def _law_of(whole: Whole, halves: Sequence[Seen], cut: Cut, place: int, notes: l
     kind = "a mean over rows" if by_values is Law.ROWS else "a sum"
     notes.append(f"{name} can't be read from its graph; it was found to combine like {kind}")
     return TermLaw(by_values)
+
+
+def _below(top: Node) -> set[Node]:
+    """A node, and all below it."""
+    seen: set[Node] = set()
+    waiting: list[Node | None] = [top]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [child for child, _ in node.next_functions]
+    return seen
+
+
+def _may_sum_rows(names: Iterable[str]) -> bool:
+    """Is there a sum that may be one of rows, of which as many came through a selection?"""
+    return any(name.startswith(("Sum", "Mean")) or name in nodes.LOSSES for name in names)
+
+
+def _obeys(found: Law, values: Sequence[float], cut: Cut, whole: Whole) -> bool:
+    """Do the values of a term, of the piece and its halves, obey its law?"""
+    if len(values) < 3 or found is Law.ONCE:
+        return False
+    shares = [1.0 if found is Law.SUM else rows / sum(cut.rows) for rows in cut.rows]
+    combined = sum(share * value for share, value in zip(shares, values[1:], strict=True))
+    return abs(combined - values[0]) <= whole.allowed.slack(*values)
 
 
 def _law_of_constants(

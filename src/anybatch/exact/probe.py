@@ -73,9 +73,19 @@ def probe(
         if any(result.ends_search(known) for result in found) and not _needs_another(found):
             break
     clear = [result for result in found if result.is_clear]
-    if not clear and known:
-        return []
-    return _verdict(clear or found)
+    patterns = _verdict(clear or found) if clear or not known else known
+    taught = [_taught(pattern, found) for pattern in patterns]
+    return taught if clear or not known else [one for one in taught if one not in known]
+
+
+def _taught(pattern: Pattern, found: Sequence[_Result]) -> Pattern:
+    """The pattern, with what cuts have shown of rows of which nothing counts: such prove nothing else."""
+    laws = dict(pattern.laws)
+    for key, known in pattern.laws.items():
+        said = [learnt.counts_all for result in found if (learnt := result.pattern.laws.get(key))]
+        if known.law is Law.MEAN:
+            laws[key] = replace(known, counts_all=law.counting([known.counts_all, *said]))
+    return pattern if laws == pattern.laws else replace(pattern, laws=laws)
 
 
 def _adds(result: _Result, found: Sequence[_Result]) -> bool:

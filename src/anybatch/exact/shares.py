@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from anybatch.exact.law import Law, is_clamped
+from anybatch.exact.law import Law, TermLaw, is_clamped
 from anybatch.exact.pattern import Pattern
 from anybatch.exact.reading import Reading
 from anybatch.exact.terms import Key
@@ -39,7 +39,7 @@ def weigh(
 ) -> PieceWeights:
     """What the readings of a piece bring."""
     is_doubtful = any(
-        reading.is_doubtful and pattern.law(term).law is Law.MEAN and pattern.law(term).per_row * rows != 1
+        _is_doubtful(reading, pattern.law(term), rows)
         for term, reading in zip(pattern.terms, readings, strict=True)
     )
     return PieceWeights(
@@ -51,6 +51,16 @@ def weigh(
         is_doubtful,
         tuple(given),
     )
+
+
+def _is_doubtful(reading: Reading, known: TermLaw, rows: int) -> bool:
+    """May what a term divides by be the 1 of a clamp, or a count of rows that is 1?"""
+    if known.law is not Law.MEAN:
+        return False
+    if reading.is_masked:
+        is_open = known.counts_all is None and reading.counted is None and reading.denominator == 1
+        return is_open and math.isclose(known.per_row * rows, 1, rel_tol=1e-3)
+    return reading.is_doubtful and known.per_row * rows != 1
 
 
 def unread(pattern: Pattern, rows: int, given: Sequence[Given | None]) -> PieceWeights:
@@ -72,7 +82,7 @@ def totals(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
             known = piece.pattern.law(term)
             offsets[term.key] = known.c0
             amounts.setdefault(term.key, [])
-            if not (known.law is Law.MEAN and _is_clamped(piece, place, known.per_row)):
+            if not (known.law is Law.MEAN and _is_clamped(piece, place, known)):
                 amounts[term.key].append(_amount(known.law, piece, place))
     whole = {key: sum(values) - max(len(values) - 1, 0) * offsets[key] for key, values in amounts.items()}
     for key, clamp in _clamps(pieces).items():
@@ -96,8 +106,15 @@ def _clamps(pieces: Sequence[PieceWeights]) -> dict[Key, float]:
     }
 
 
-def _is_clamped(piece: PieceWeights, place: int, per_row: float) -> bool:
-    return not piece.weights[place] and is_clamped(piece.denominators[place], per_row * piece.rows)
+def _is_clamped(piece: PieceWeights, place: int, known: TermLaw) -> bool:
+    """Does a piece in which nothing counts divide by a clamp, and not by a count of its rows?"""
+    if piece.weights[place] or known.counts_all:
+        return False
+    denominator, usual = piece.denominators[place], known.per_row * piece.rows
+    is_unknown = known.counts_all is None and known.follows_rows
+    if is_unknown and denominator != 1 and math.isclose(denominator, usual, rel_tol=1e-12):
+        return False
+    return is_clamped(denominator, usual)
 
 
 def expected_totals(
