@@ -69,7 +69,14 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_public_names_are_frozen() -> None:
     """`__all__` holds what the design promises, and each name is there."""
-    assert sorted(anybatch.__all__) == ["Verification", "apply", "errors", "verify"]
+    assert sorted(anybatch.__all__) == [
+        "Auto",
+        "MemoryMonitor",
+        "Verification",
+        "apply",
+        "errors",
+        "verify",
+    ]
     assert all(hasattr(anybatch, name) for name in anybatch.__all__)
 
 

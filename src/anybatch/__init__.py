@@ -1,23 +1,31 @@
 """Any batch size, in the memory you have."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from anybatch import errors
 from anybatch._apply import apply
 
 if TYPE_CHECKING:
+    from anybatch._monitor import MemoryMonitor
     from anybatch._verify import Verification, verify
+    from anybatch.fit.auto import Auto
 
-__all__ = ["Verification", "apply", "errors", "verify"]
+__all__ = ["Auto", "MemoryMonitor", "Verification", "apply", "errors", "verify"]
+
+_ROOMS = {
+    "Auto": "fit.auto",
+    "MemoryMonitor": "_monitor",
+    "Verification": "_verify",
+    "verify": "_verify",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Loads what only some programs use when they use it."""
-    if name not in __all__:
+    if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from anybatch import _verify
-
-    return getattr(_verify, name)
+    return getattr(import_module(f"anybatch.{_ROOMS[name]}"), name)
 
 
 def __dir__() -> list[str]:

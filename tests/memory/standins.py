@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -10,6 +11,9 @@ from unittest.mock import create_autospec
 
 import pytest
 import torch
+
+from anybatch.memory.gauge import Gauge
+from anybatch.memory.process import HighWater
 
 
 def replace(
@@ -44,6 +48,7 @@ class Allocator:
 
         replace(monkeypatch, memory, "memory_allocated", only_of_it(lambda: self.live_bytes))
         replace(monkeypatch, memory, "max_memory_allocated", only_of_it(lambda: self.peak_bytes))
+        replace(monkeypatch, memory, "memory_stats", only_of_it(self._counts))
         replace(monkeypatch, memory, "memory_reserved", only_of_it(lambda: self.reserved_bytes))
         replace(monkeypatch, module, "mem_get_info", only_of_it(self._info))
         replace(monkeypatch, module, "get_per_process_memory_fraction", only_of_it(lambda: self.fraction))
@@ -54,6 +59,12 @@ class Allocator:
     @property
     def total_memory(self) -> int:
         return self.total_bytes
+
+    def _counts(self) -> dict[str, int]:
+        return {
+            "allocated_bytes.all.current": self.live_bytes,
+            "allocated_bytes.all.peak": self.peak_bytes,
+        }
 
     def _info(self) -> tuple[int, int]:
         if self.free_bytes is None:
@@ -81,6 +92,31 @@ class Metal:
 
     def _empty_cache(self) -> None:
         self.driver_bytes = self.tensor_bytes
+
+
+class Scripted(Gauge):
+    """A gauge that a test moves by hand; it tells when it was read from another thread."""
+
+    source = "a script"
+
+    def __init__(self, held_bytes: int, mark_bytes: int | None) -> None:
+        self.held_bytes = held_bytes
+        self.mark_bytes = mark_bytes
+        self._sampled = threading.Event()
+
+    def live_bytes(self) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            self._sampled.set()
+        return self.held_bytes
+
+    def high_water(self) -> HighWater | None:
+        return None if self.mark_bytes is None else HighWater(self.mark_bytes, self.mark_bytes, "a mark")
+
+    def wait_for_sample(self) -> None:
+        """Returns when a sample was taken that began after now."""
+        for _ in range(2):
+            self._sampled.clear()
+            assert self._sampled.wait(10)
 
 
 def refuse_resets(monkeypatch: pytest.MonkeyPatch) -> None:

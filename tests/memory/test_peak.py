@@ -9,39 +9,13 @@ import threading
 
 import pytest
 
-from anybatch.memory.gauge import Gauge, gauge_of
+from anybatch.memory.gauge import gauge_of
 from anybatch.memory.peak import PeakMeter
-from anybatch.memory.process import HighWater
 
-from .standins import Allocator, Metal
+from .standins import Allocator, Metal, Scripted
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 MIB = 1 << 20
-
-
-class Scripted(Gauge):
-    """A gauge that a test moves by hand; it tells when it was read from another thread."""
-
-    source = "a script"
-
-    def __init__(self, held_bytes: int, mark_bytes: int | None) -> None:
-        self.held_bytes = held_bytes
-        self.mark_bytes = mark_bytes
-        self._sampled = threading.Event()
-
-    def live_bytes(self) -> int:
-        if threading.current_thread() is not threading.main_thread():
-            self._sampled.set()
-        return self.held_bytes
-
-    def high_water(self) -> HighWater | None:
-        return None if self.mark_bytes is None else HighWater(self.mark_bytes, self.mark_bytes, "a mark")
-
-    def wait_for_sample(self) -> None:
-        """Returns when a sample was taken that began after now."""
-        for _ in range(2):
-            self._sampled.clear()
-            assert self._sampled.wait(10)
 
 
 def test_mark_that_rose_is_the_peak() -> None:

@@ -54,7 +54,7 @@ def test_peak_stays_and_live_returns() -> None:
 def test_read_status_in_bytes(tmp_path: Path) -> None:
     """The file's KiB become bytes, and lines about anything else are left out."""
     status = tmp_path / "status"
-    status.write_text("Name:\tpython\nVmRSS:\t    1234 kB\nVmData:\t 5 kB\nThreads:\t3\n")
+    status.write_text("Name:\tpython\nVmRSS:\t    1234 kB\nVmData:\t       5 kB\nThreads:\t3\n")
     assert read_status(status) == {"VmRSS": 1234 * 1024, "VmData": 5 * 1024}
 
 

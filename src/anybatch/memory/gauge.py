@@ -9,7 +9,7 @@ import torch
 
 from anybatch.memory.device import MemoryKind, memory_kind
 from anybatch.memory.limit import binding_limit
-from anybatch.memory.process import Currency, HighWater, HostCounter, high_water
+from anybatch.memory.process import Currency, HighWater, HostCounter, high_water, live_of, read_status_of
 
 __all__ = [
     "AllocatorGauge",
@@ -37,6 +37,10 @@ class Gauge(ABC):
     def high_water(self) -> HighWater | None:
         """The most that it has held so far; None where nobody keeps that."""
 
+    def glance(self) -> tuple[int, HighWater | None]:
+        """Both at once, where that costs less."""
+        return self.live_bytes(), self.high_water()
+
 
 @final
 class HostGauge(Gauge):
@@ -52,6 +56,11 @@ class HostGauge(Gauge):
 
     def high_water(self) -> HighWater | None:
         return high_water(self.currency)
+
+    def glance(self) -> tuple[int, HighWater | None]:
+        status = read_status_of(self.currency)
+        live_bytes = live_of(status, self.currency) if status else self._count()
+        return live_bytes, high_water(self.currency, status)
 
 
 @final
@@ -69,6 +78,12 @@ class AllocatorGauge(Gauge):
     def high_water(self) -> HighWater | None:
         most_bytes = torch.accelerator.memory.max_memory_allocated(self.device)
         return HighWater(most_bytes, most_bytes, "torch.accelerator.max_memory_allocated")
+
+    def glance(self) -> tuple[int, HighWater | None]:
+        counts = torch.accelerator.memory.memory_stats(self.device)
+        most_bytes = counts.get("allocated_bytes.all.peak", 0)
+        most = HighWater(most_bytes, most_bytes, "torch.accelerator.max_memory_allocated")
+        return counts.get("allocated_bytes.all.current", 0), most
 
 
 @final

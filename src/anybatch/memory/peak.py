@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import TracebackType
 from typing import Self, final
 
@@ -10,12 +9,9 @@ import torch
 
 from anybatch.memory.gauge import Gauge, gauge_of
 from anybatch.memory.process import HighWater
+from anybatch.memory.sampler import Sampler
 
 __all__ = ["PeakMeter"]
-
-
-# The stack of a thread counts as data, 8 MiB by default; this one needs little.
-_STACK_BYTES = 256 << 10
 
 
 @final
@@ -51,10 +47,7 @@ class PeakMeter:
             sample_s: Seconds between two samples; 0 for none.
         """
         self._gauge = device if isinstance(device, Gauge) else gauge_of(device)
-        self._sample_s = sample_s
-        self._stop = threading.Event()
-        self._samples = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._sampler = Sampler(self._sample, sample_s)
         self._sampled_bytes = 0
         self._begin: HighWater | None = None
         self.begin_bytes = self.end_bytes = self.peak_bytes = 0
@@ -67,13 +60,7 @@ class PeakMeter:
         return self.peak_bytes - self.begin_bytes
 
     def __enter__(self) -> Self:
-        self._stop.clear()
-        self._samples.clear()
-        if self._sample_s > 0:
-            self._thread = threading.Thread(target=self._sample, name="anybatch peak meter", daemon=True)
-            _start(self._thread)
-            # A first thread has glibc map 128 MiB for a moment, which lifts the mark: before the begin.
-            self._samples.wait()
+        self._sampler.start()
         self._begin = self._gauge.high_water()
         self.begin_bytes = self._sampled_bytes = self.peak_bytes = self._gauge.live_bytes()
         return self
@@ -84,17 +71,12 @@ class PeakMeter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._sampler.stop()
         self.end_bytes = self._gauge.live_bytes()
         self._read(max(self._sampled_bytes, self.begin_bytes, self.end_bytes))
 
     def _sample(self) -> None:
-        while not self._stop.wait(self._sample_s):
-            self._sampled_bytes = max(self._sampled_bytes, self._gauge.live_bytes())
-            self._samples.set()
+        self._sampled_bytes = max(self._sampled_bytes, self._gauge.live_bytes())
 
     def _read(self, seen_bytes: int) -> None:
         end = self._gauge.high_water()
@@ -104,11 +86,3 @@ class PeakMeter:
         else:
             self.is_exact = False
             self.peak_bytes, self.source = seen_bytes, f"samples of {self._gauge.source}"
-
-
-def _start(thread: threading.Thread) -> None:
-    before = threading.stack_size(_STACK_BYTES)
-    try:
-        thread.start()
-    finally:
-        threading.stack_size(before)

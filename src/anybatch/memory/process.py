@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,8 +18,10 @@ __all__ = [
     "HostCounter",
     "data_bytes",
     "high_water",
+    "live_of",
     "peak_data_bytes",
     "read_status",
+    "read_status_of",
 ]
 
 _STATUS = Path("/proc/self/status")
@@ -52,6 +54,13 @@ class HighWater:
 
 # Where a currency stands in /proc/self/statm, in pages. The data there hold the main thread's stack as well.
 _STATM_FIELDS = {Currency.MAPPED: 0, Currency.RESIDENT: 1, Currency.DATA: 5}
+_STATUS_NAMES = {Currency.MAPPED: "VmSize", Currency.RESIDENT: "VmRSS", Currency.DATA: "VmData"}
+_NAMES_OF = {
+    Currency.MAPPED: ("VmPeak", "VmSize"),
+    Currency.RESIDENT: ("VmHWM", "VmRSS"),
+    Currency.DATA: ("VmPeak", "VmSize", "VmData"),
+}
+_ALL_NAMES = ("VmPeak", "VmSize", "VmHWM", "VmRSS", "VmData", "VmStk")
 
 
 @final
@@ -83,10 +92,34 @@ class HostCounter:
 
 def read_status(path: Path = _STATUS) -> Mapping[str, int]:
     """The figures of /proc/self/status by name (`"VmRSS"`), in bytes; empty on systems without that file."""
-    if not path.exists():
+    return _figures(os.fspath(path), _ALL_NAMES)
+
+
+def read_status_of(currency: Currency) -> Mapping[str, int]:
+    """The same, of the figures that tell of one currency only: it is read often."""
+    return _figures(os.fspath(_STATUS), _NAMES_OF[currency])
+
+
+def _figures(path: str, names: Iterable[str]) -> Mapping[str, int]:
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
         return {}
-    lines = (line.split() for line in path.read_text().splitlines() if line.startswith("Vm"))
-    return {name.rstrip(":"): int(kibibytes) * 1024 for name, kibibytes, _ in lines}
+    try:
+        text = os.read(file, 1 << 16)
+    finally:
+        os.close(file)
+    found = {}
+    for name in names:
+        begin = text.find(f"\n{name}:".encode())
+        if begin >= 0:
+            found[name] = int(text[begin + len(name) + 2 : text.find(b" kB", begin)]) * 1024
+    return found
+
+
+def live_of(status: Mapping[str, int], currency: Currency) -> int:
+    """What a process with this status holds."""
+    return status[_STATUS_NAMES[currency]]
 
 
 def data_bytes() -> int:
@@ -103,15 +136,15 @@ def peak_data_bytes() -> int:
     return high_water(Currency.DATA).amount_bytes
 
 
-def high_water(currency: Currency) -> HighWater:
-    """The most that this process has held so far.
+def high_water(currency: Currency, status: Mapping[str, int] | None = None) -> HighWater:
+    """The most that this process has held so far, by its status, which is read where it is not given.
 
     The kernel keeps no mark for data, but one for everything mapped (VmPeak). What is not data (code, files,
     reserved address space) hardly changes once the libraries are loaded, and is subtracted.
 
     Error: for data, as much as that part has grown since the peak.
     """
-    status = read_status()
+    status = read_status() if status is None else status
     if not status:
         peak_bytes = _portable_peak_bytes()
         return HighWater(peak_bytes, peak_bytes, "peak resident (operating system)")
