@@ -6,6 +6,7 @@ import copy
 import gc
 import random
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pytest
@@ -282,6 +283,33 @@ def test_hidden_workspace_is_named() -> None:
         "aten::mkldnn_rnn_layer_backward",
     ]
     assert hidden(nn.GRU) == ()
+
+
+def test_compiled_module_runs_as_it_is_written() -> None:
+    """A compiled module gives the trace of the module itself, and nothing is compiled."""
+    net, x = _net(), torch.ones(3, 6)
+
+    def never(graph: object, inputs: object) -> None:
+        raise AssertionError("it was compiled")
+
+    compiled = torch.compile(net, backend=never)
+    traces = [
+        run_symbolically(lambda fakes, each=each: each(fakes.fake(x)).sum().backward(), [each]).trace
+        for each in (net, compiled)
+    ]
+    assert traces[0].operators == traces[1].operators
+    assert traces[0].live_bytes.tolist() == traces[1].live_bytes.tolist()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_nothing_is_saved(mode: Callable[[], AbstractContextManager[None]]) -> None:
+    """Evaluation keeps no activations: at the end there are only the outputs."""
+    net, x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 1)), torch.ones(3, 6)
+    with mode():
+        trace = run_symbolically(lambda fakes: net(fakes.fake(x)), [net]).trace
+    # The interpreter's frame holds the input until the step is over.
+    assert trace.peak_bytes == 4 * (3 * 6 + 3 * 8 + 3)
+    assert trace.end_bytes == 4 * 3
 
 
 def test_garbage_collector_is_as_before() -> None:

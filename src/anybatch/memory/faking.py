@@ -93,6 +93,11 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's mode
         self._gradients.clear()
         self._fakes.clear()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch 2.13 has every operator pass through its compiler twice.
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
@@ -236,4 +241,5 @@ def _copied_with_fakes(value: Any, fake: Callable[[Tensor], Tensor]) -> Any:
         return value
     if kind is dict:
         return {key: fake(each) if isinstance(each, Tensor) else each for key, each in value.items()}
-    return kind(fake(each) if isinstance(each, Tensor) else each for each in value)
+    parts = [fake(each) if isinstance(each, Tensor) else each for each in value]
+    return deque(parts, value.maxlen) if kind is deque else kind(parts)

@@ -66,7 +66,7 @@ class Fakes:
         that share a storage share one again, as large as what they see of it.
 
         Args:
-            value: A tensor, or lists, tuples and dicts of them.
+            value: A tensor, or lists, tuples and dicts of them; anything else stays as it is.
             counts: Is it memory of this run? False for what is there anyway.
         """
         leaves, structure = pytree.tree_flatten(value)
