@@ -81,6 +81,14 @@ def test_dominated_events_are_dropped() -> None:
     """Events that are never the highest are not kept."""
     curve = fit_curve(_affine([(100, 1), (90, 1), (0, 10), (50, 5), (1, 2)]))
     assert curve.events == ("event 0", "event 2")
+    assert fit_curve(_affine([(100, 1), (99, 10)])).events == ("event 1",)
+
+
+def test_event_that_is_highest_for_a_few_rows_is_kept() -> None:
+    """At 10 rows 110, 120 and 100 bytes: the middle line has the peak, which neither other one has."""
+    curve = fit_curve(_affine([(100, 1), (70, 5), (0, 10)]))
+    assert curve.events == ("event 0", "event 1", "event 2")
+    assert [curve.peak_bytes(rows) for rows in (1, 10, 100)] == [101, 120, 1000]
 
 
 def test_runs_that_take_other_operators_give_the_line_through_their_peaks() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -88,6 +88,27 @@ def test_hooks_that_all_optimizers_share_do_not_see_the_shadow() -> None:
     finally:
         handle.remove()
     assert seen == []
+
+
+def test_attributes_of_an_optimizer_come_along_unless_bound_to_it() -> None:
+    """An optimizer of the caller's own may keep functions; its own methods are the shadow's."""
+
+    class Own(torch.optim.SGD):
+        def __init__(self, parameters: Iterable[Tensor]) -> None:
+            super().__init__(parameters, lr=0.1)
+            self.scale, self.update = torch.neg, self.change
+
+        def change(self, parameter: Tensor) -> None:
+            self.state[parameter]["seen"] = self.scale(parameter)
+
+        def step(self, closure: Any = None) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                getattr(self, "update", self.change)(parameter)
+
+    net = _net()
+    optimizer = Own(net.parameters())
+    assert optimizer_cost(optimizer).state_bytes == 4 * (16 * 32 + 32 + 32 * 3 + 3)
+    assert len(optimizer.state) == 0
 
 
 def test_groups_and_frozen_parameters() -> None:

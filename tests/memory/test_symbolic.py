@@ -158,6 +158,16 @@ def test_fakes_that_are_kept_are_told() -> None:
     assert run_symbolically(lambda fakes: fakes.fake(torch.ones(5)) * 2).kept == ()
 
 
+def test_fakes_in_a_cycle_are_not_kept() -> None:
+    """What only a cycle of references holds is collected, and not taken for state of the program."""
+
+    def step(fakes: Fakes) -> None:
+        cycle: list[object] = [fakes.fake(torch.ones(5))]
+        cycle.append(cycle)
+
+    assert run_symbolically(step).kept == ()
+
+
 def test_kept_parameters_are_told() -> None:
     """A fake of a parameter that the step keeps is named as well."""
     net, attic = nn.Linear(2, 3), []
@@ -314,8 +324,10 @@ def test_without_gradients_nothing_is_saved(mode: Callable[[], AbstractContextMa
 
 def test_garbage_collector_is_as_before() -> None:
     """The collector that rests during a run is on again, or off where it was off."""
+    seen: list[bool] = []
     assert gc.isenabled()
-    run_symbolically(lambda fakes: None)
+    run_symbolically(lambda fakes: seen.append(gc.isenabled()))
+    assert seen == [False]
     assert gc.isenabled()
     gc.disable()
     try:

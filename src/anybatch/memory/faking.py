@@ -75,9 +75,7 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch's mode
             groups.setdefault(_sharing_key(tensor), []).append(tensor)
         made: dict[int, Tensor] = {}
         for group in groups.values():
-            made |= (
-                self._made_as_views(group) if len(group) > 1 else {id(group[0]): self._made_like(group[0])}
-            )
+            made |= self._made_as_views(group)
         return [made[id(tensor)] for tensor in tensors]
 
     def constant(self, tensor: Tensor) -> Tensor:

@@ -97,11 +97,11 @@ def step_shadow(shadow: Optimizer) -> None:
 
 
 def _own_fields(optimizer: Optimizer) -> dict[str, Any]:
-    """An optimizer's attributes but hooks, and methods that a schedule has wrapped."""
+    """An optimizer's attributes but hooks, and methods that are bound to it."""
     fields = {
         name: OrderedDict() if name.endswith("_hooks") else value
         for name, value in vars(optimizer).items()
-        if not callable(value)
+        if getattr(value, "__self__", None) is not optimizer
     }
     for name in ("param_groups", "state"):
         del fields[name]
