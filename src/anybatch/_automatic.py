@@ -46,9 +46,7 @@ class Automatic(Fitting):
         self._record: Record
 
     def most_rows(self) -> int:
-        record = self._record = self._auto.record(
-            self._task.key, extent(self._task.layout), lambda: foresee(self._task)
-        )
+        record = self._record = self._known()
         record.room = room_in(memory_of(self._device), self._auto.budget, self._auto.margin)
         if self._task.trains:
             self._auto.optimizers.look_for(self._task.parameters)
@@ -61,6 +59,11 @@ class Automatic(Fitting):
         self._divisor = self._choose_divisor(record, limit_rows)
         record.rows = max(min(limit_rows, self._rows) // self._divisor, self._least_rows)
         return record.rows * self._shares
+
+    def _known(self) -> Record:
+        task = self._task
+        keeps = task.can_be_foreseen or bool(task.settings.devices)
+        return self._auto.record(task.key, extent(task.layout), lambda: foresee(task), keeps=keeps)
 
     def after(self, error: BaseException, sizes: Sequence[int]) -> int | None:
         verdict = memory_verdict(error)
@@ -87,10 +90,10 @@ class Automatic(Fitting):
         rows = -(-max(sizes) // self._shares)
         if len(sizes) > 1:
             record.pace.see(self._divisor, self._rows, time.perf_counter() - begin_s)
-        record.see_call()
         if meter is not None:
             kept_bytes = meter.end_bytes - meter.begin_bytes - self._task.gradient_bytes()
-            record.see_success(rows, meter.growth_bytes, max(0, kept_bytes))
+            record.see_success(rows, meter.growth_bytes, max(0, kept_bytes), len(set(sizes)))
+        record.see_call()
 
     def _confirmed(self, record: Record) -> int:
         """The ceiling, at which the prediction was compared with a symbolic run of that size."""

@@ -3,25 +3,33 @@
 import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import final
+from functools import cached_property, partial
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from anybatch._rehearse import undone
 from anybatch._run import Bound, returned
 from anybatch._settings import Settings
-from anybatch.batch import Layout, extent
+from anybatch.batch import Layout, extent, piece_of
 from anybatch.batch.parts import Taker
-from anybatch.fit.need import Need, corrected
+from anybatch.fit.guard import MemoryVerdict, memory_verdict
+from anybatch.fit.need import Need, Unknown, corrected
 from anybatch.fit.reach import Reach
 from anybatch.fit.record import Record
 from anybatch.fit.transaction import Transaction
 from anybatch.memory.curve import fit_curve
-from anybatch.memory.symbolic import Fakes, Untraceable, run_symbolically
+from anybatch.memory.device import release
+from anybatch.memory.symbolic import Fakes, SymbolicRun, Untraceable, run_symbolically
 from anybatch.memory.trace import Trace
+from anybatch.memory.tracker import Tracker
 
 _AGREES_RATIO = 1.002
+_LEAST_ROWS = 3
+# Convolutions copy what they take and give into layouts of their own, a third of all that is seen at worst.
+_WITH_SCRATCH = {"aten::convolution", "aten::convolution_backward"}
+_FIRST_RATIO_WITH_SCRATCH = 0.6
 
 
 @final
@@ -48,6 +56,11 @@ class Task:
     device: torch.device | None
     transaction: Callable[[], Transaction]
     trains: bool
+
+    @property
+    def can_be_foreseen(self) -> bool:
+        """Are there the rows for it, on one device? A single row takes other operators than more of them."""
+        return self.layout.rows >= _LEAST_ROWS and not self.settings.devices
 
     @property
     def key(self) -> str:
@@ -77,12 +90,49 @@ class Task:
 
 def foresee(task: Task) -> Record:
     """What is known of a kind of call before any piece of it has run."""
-    title = _title(task)
+    record = Record(_title(task), extent(task.layout), Need(Unknown()), "not known")
+    if not task.can_be_foreseen:
+        return record
     try:
-        curve = fit_curve(lambda rows: _trace(task, min(rows, task.layout.rows)))
+        _foresee_symbolically(task, record)
     except Untraceable as error:
-        return Record(title, extent(task.layout), Need(_Unknown()), f"not known: {error}", is_foreseen=False)
-    return Record(title, extent(task.layout), Need(curve), "symbolic runs of 2 and 3 rows")
+        _foresee_by_running(task, record, str(error))
+    return record
+
+
+def _foresee_symbolically(task: Task, record: Record) -> None:
+    """Runs two and three rows on fakes.
+
+    Raises:
+        Untraceable: That is not possible, or shows too little.
+    """
+
+    def run(rows: int) -> Trace:
+        found = _run_symbolically(task, rows)
+        if found.hidden:
+            raise Untraceable(found.hidden[0])
+        if _WITH_SCRATCH & {name.partition(".")[0] for name in found.trace.operators}:
+            record.first_ratio = _FIRST_RATIO_WITH_SCRATCH
+        return found.trace
+
+    record.need.tensors = fit_curve(run)
+    record.how, record.is_foreseen = "symbolic runs of 2 and 3 rows", True
+
+
+def _foresee_by_running(task: Task, record: Record, reason: str) -> None:
+    """Runs two and three rows for real, and puts everything back. Where they don't fit, nothing is known."""
+    record.confirmed_rows = sys.maxsize
+    record.how = f"not known; no symbolic run: {reason}"
+    try:
+        curve = fit_curve(partial(_run_really, task))
+    except Exception as error:  # any error, to ask the one guard about it; the caller's own comes again
+        if memory_verdict(error) is MemoryVerdict.NO:
+            return
+    else:
+        record.need.tensors = curve
+        record.how, record.is_foreseen = f"runs of 2 and 3 rows; no symbolic run: {reason}", True
+        return
+    release(task.device)
 
 
 def confirm(task: Task, record: Record, rows: int) -> bool:
@@ -94,7 +144,7 @@ def confirm(task: Task, record: Record, rows: int) -> bool:
     if not record.is_foreseen:
         return True
     try:
-        seen_bytes = _trace(task, rows).peak_bytes
+        seen_bytes = _run_symbolically(task, rows).trace.peak_bytes
     except Untraceable:
         return True
     record.confirmed_rows = max(record.confirmed_rows, rows)
@@ -104,18 +154,34 @@ def confirm(task: Task, record: Record, rows: int) -> bool:
     return False
 
 
-def _trace(task: Task, rows: int) -> Trace:
-    """Runs two pieces of so many rows symbolically: the second meets the gradients of the first."""
-    pieces = 2 if task.trains and rows < task.layout.rows else 1
-
+def _run_symbolically(task: Task, rows: int) -> SymbolicRun:
     def run(fakes: Fakes) -> None:
-        for _ in range(pieces):
-            arguments = task.layout.take(0, rows, _Faker(fakes, task.device))
-            result = returned(task.bound.run(arguments), task.bound.name, needs_graph=task.trains)
-            if task.trains:
-                torch.autograd.backward(list(result.losses))
+        for _ in range(_pieces(task, rows)):
+            _compute(task, task.layout.take(0, rows, _Faker(fakes, task.device)))
 
-    return run_symbolically(run, task.reach.modules).trace
+    return run_symbolically(run, task.reach.modules)
+
+
+def _run_really(task: Task, rows: int) -> Trace:
+    with undone(task.transaction()) as transaction, Tracker() as tracker:
+        for _ in range(_pieces(task, rows)):
+            piece = piece_of(task.layout, 0, rows, task.device)
+            transaction.gradients.make_fresh()
+            _compute(task, piece.arguments)
+            del piece
+        return tracker.trace()
+
+
+def _pieces(task: Task, rows: int) -> int:
+    """How many pieces to run: the second meets the gradients of the first."""
+    return 2 if task.trains and rows < task.layout.rows else 1
+
+
+def _compute(task: Task, arguments: dict[str, Any]) -> None:
+    """Forward and backward of one piece, of which nothing is kept."""
+    result = returned(task.bound.run(arguments), task.bound.name, needs_graph=task.trains)
+    if task.trains:
+        torch.autograd.backward(list(result.losses))
 
 
 class _Faker(Taker):
@@ -139,16 +205,6 @@ class _Faker(Taker):
         fake = self._fakes.fake(rows, counts=False)
         moved = fake if stays else fake.to(self._device)
         return moved.detach().requires_grad_() if source.requires_grad else moved
-
-
-class _Unknown:
-    """Nothing is known: every size may fit."""
-
-    def peak_bytes(self, rows: int) -> int:
-        return 0
-
-    def largest_rows(self, budget_bytes: int) -> int:
-        return sys.maxsize
 
 
 def _title(task: Task) -> str:

@@ -145,7 +145,7 @@ class Rehearser:
         """A context in which what runs leaves no trace."""
         transaction = self._transaction()
         with ExitStack() as stack:
-            stack.enter_context(_undone(transaction))
+            stack.enter_context(undone(transaction))
             stack.enter_context(_in_eval_mode(transaction, mode))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
@@ -167,10 +167,10 @@ def _forms(run: Rehearsal) -> list[Term]:
 
 
 @contextmanager
-def _undone(transaction: Transaction) -> Iterator[None]:
+def undone(transaction: Transaction) -> Iterator[Transaction]:
     """Opens the transaction, and rolls it back also where nothing fails."""
     with transaction.open():
-        yield
+        yield transaction
     transaction.roll_back()
 
 

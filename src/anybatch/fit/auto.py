@@ -1,7 +1,7 @@
 """Sizes of micro-batches that nobody has to choose."""
 
-from collections.abc import Callable, Iterator
-from typing import final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, final
 
 from torch.optim import Optimizer
 
@@ -9,9 +9,11 @@ from anybatch.fit.budget import Amount, check_amount
 from anybatch.fit.explanation import explained
 from anybatch.fit.optimizers import Optimizers
 from anybatch.fit.record import Record
+from anybatch.fit.saved import loaded, saved
 
 __all__ = ["Auto"]
 
+_VERSION = 1
 _PREFER = ("fastest", "largest")
 # Rows that hold less than others, but not much less, share their size: they need no more memory.
 _SHARED_RATIO = 1.25
@@ -86,13 +88,16 @@ class Auto:
         self.optimizers = Optimizers(optimizer)
         self._records: dict[str, list[Record]] = {}
 
-    def record(self, kind: str, extent: tuple[int, ...], look: Callable[[], Record]) -> Record:
+    def record(
+        self, kind: str, extent: tuple[int, ...], look: Callable[[], Record], *, keeps: bool = True
+    ) -> Record:
         """What is known of calls of one kind with rows of one shape, or of one that holds a little more.
 
         Args:
             kind: What the calls have in common beside the shape.
             extent: The shape of a row.
             look: Finds out about a shape that is not known.
+            keeps: Is what it finds to be kept for later calls?
         """
         known = self._records.setdefault(kind, [])
         for record in known:
@@ -101,8 +106,32 @@ class Auto:
         sharing = [record for record in known if _covers(record.extent, extent)]
         if sharing:
             return min(sharing, key=lambda record: record.extent)
-        known.append(look())
-        return known[-1]
+        found = look()
+        if keeps:
+            known.append(found)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is known, as plain data: a run that goes on with it chooses as this one would.
+
+        Returns:
+            Numbers, strings, lists and dicts only; `torch.save` and `json.dump` take it.
+        """
+        kinds = {kind: [saved(record) for record in records] for kind, records in self._records.items()}
+        return {"version": _VERSION, "kinds": kinds}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what another run knew, in place of what is known here.
+
+        Raises:
+            ValueError: It comes from another version of the library.
+        """
+        if state.get("version") != _VERSION:
+            raise ValueError(
+                f"`Auto`: a state is loaded by the version that saved it, {_VERSION} here. "
+                f"Got {state.get('version')!r}. Let it find the sizes anew."
+            )
+        self._records = {kind: list(map(loaded, records)) for kind, records in state["kinds"].items()}
 
     def explain(self) -> None:
         """Prints what is known of each kind of call: need, room, ceiling, choice and why."""

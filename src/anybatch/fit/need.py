@@ -1,12 +1,13 @@
 """What pieces need: bytes beyond those that are in use when a call begins, as a function of their rows."""
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol, final
 
-__all__ = ["Corrected", "Need", "PeakOfRows", "corrected"]
+__all__ = ["Corrected", "Need", "PeakOfRows", "Unknown", "corrected"]
 
 # After an out-of-memory the next size is well below the one that failed: creeping costs an attempt each.
 _LARGEST_JUMP_RATIO = 0.75
@@ -20,6 +21,18 @@ class PeakOfRows(Protocol):
 
     def largest_rows(self, budget_bytes: int) -> int:
         """The most rows whose peak is within so many bytes; 0 where not even one is."""
+
+
+@final
+@dataclass(frozen=True)
+class Unknown:
+    """Nothing is predicted: every size may fit."""
+
+    def peak_bytes(self, rows: int) -> int:
+        return 0
+
+    def largest_rows(self, budget_bytes: int) -> int:
+        return sys.maxsize
 
 
 @final
@@ -77,20 +90,25 @@ class Need:
     Attributes:
         tensors: What tensors need.
         hidden_bytes_per_row: What operators take beside tensors, as measured.
-        size_bytes: What each new size of pieces keeps for good (prepared kernels), as measured.
+        size_bytes: What each new size of pieces keeps for good (prepared kernels); a cut has two sizes.
         penalty_bytes_per_row: What must be added where memory ran out although less was predicted.
+        used_rows: The sizes that have run.
     """
 
     tensors: PeakOfRows
     hidden_bytes_per_row: float = 0.0
     size_bytes: int = 0
     penalty_bytes_per_row: float = 0.0
-    _sizes: set[int] = field(default_factory=set)
+    used_rows: set[int] = field(default_factory=set)
 
     def peak_bytes(self, rows: int) -> int:
         """What pieces of at most so many rows need, beyond what is in use."""
         beside = max(self.hidden_bytes_per_row, self.penalty_bytes_per_row) * rows
-        return self.tensors.peak_bytes(rows) + int(beside) + (0 if rows in self._sizes else self.size_bytes)
+        return (
+            self.tensors.peak_bytes(rows)
+            + int(beside)
+            + (0 if rows in self.used_rows else 2 * self.size_bytes)
+        )
 
     def largest_rows(self, budget_bytes: int, most_rows: int) -> int:
         """The most rows, up to `most_rows`, that need no more than so many bytes; 0 where there is none."""
@@ -98,20 +116,25 @@ class Need:
             self.peak_bytes, budget_bytes, min(most_rows, self.tensors.largest_rows(budget_bytes))
         )
 
-    def see(self, rows: int, growth_bytes: int, kept_bytes: int) -> None:
+    def see(self, rows: int, growth_bytes: int, kept_bytes: int, sizes: int = 1) -> None:
         """Takes note of what pieces of some rows really took.
 
         Args:
             rows: Rows of the largest piece.
             growth_bytes: The most bytes in use, beyond those in use before.
             kept_bytes: What stayed in use that no tensor holds.
+            sizes: How many sizes the pieces had.
         """
-        is_new = rows not in self._sizes
-        self._sizes.add(rows)
+        is_new = rows not in self.used_rows
+        self.use(rows)
         hidden_bytes = growth_bytes - self.tensors.peak_bytes(rows) - (kept_bytes if is_new else 0)
         self.hidden_bytes_per_row = max(self.hidden_bytes_per_row, hidden_bytes / rows)
         if is_new:
-            self.size_bytes = max(self.size_bytes, kept_bytes)
+            self.size_bytes = max(self.size_bytes, kept_bytes // sizes)
+
+    def use(self, rows: int) -> None:
+        """Takes note that pieces of at most so many rows have run: what they keep is in use from now on."""
+        self.used_rows.add(rows)
 
     def see_failure(self, rows: int, available_bytes: int) -> None:
         """Takes note that pieces of some rows do not fit into so many bytes."""

@@ -12,7 +12,7 @@ __all__ = ["Record"]
 
 # The first size stays below what is predicted, for what operators take beside tensors is not known yet.
 _NOTHING = OptimizerCost(0, 0)
-_FIRST_RATIO = 0.75
+_FIRST_RATIO = 0.8
 # A size that ran out of memory is tried again after so many calls, then after twice as many, and so on.
 _PATIENCE_CALLS = 16
 
@@ -28,6 +28,7 @@ class Record:
         need: What pieces need.
         how: Where the prediction of the need comes from.
         is_foreseen: Is it a prediction, and not a guess?
+        first_ratio: The part of the predicted size that the first call uses.
         pace: How fast the sizes are that were tried.
         ceiling_rows: The most rows that fit, as far as is known.
         limit_rows: The most rows that are used: less than the ceiling where that makes no difference.
@@ -44,7 +45,8 @@ class Record:
     extent: tuple[int, ...]
     need: Need
     how: str
-    is_foreseen: bool = True
+    is_foreseen: bool = False
+    first_ratio: float = _FIRST_RATIO
     pace: Pace = field(default_factory=Pace)
     ceiling_rows: int = 0
     limit_rows: int = 0
@@ -75,8 +77,8 @@ class Record:
         else:
             self.ceiling_rows = self.need.largest_rows(self.available_bytes, most_rows)
         if not self._keeps(rows):
-            is_cautious = not self.is_measured and self.ceiling_rows * _FIRST_RATIO < rows
-            self.limit_rows = int(self.ceiling_rows * _FIRST_RATIO) if is_cautious else self.ceiling_rows
+            is_cautious = not self.is_measured and self.ceiling_rows * self.first_ratio < rows
+            self.limit_rows = int(self.ceiling_rows * self.first_ratio) if is_cautious else self.ceiling_rows
         return self.limit_rows
 
     def _keeps(self, rows: int) -> bool:
@@ -87,13 +89,14 @@ class Record:
     def _exceeds(self, rows: int) -> bool:
         return self.available_bytes is not None and self.need.peak_bytes(rows) > self.available_bytes
 
-    def see_success(self, rows: int, growth_bytes: int, kept_bytes: int) -> None:
+    def see_success(self, rows: int, growth_bytes: int, kept_bytes: int, sizes: int) -> None:
         """Takes note of what a call took that was measured."""
-        self.need.see(rows, growth_bytes, kept_bytes)
+        self.need.see(rows, growth_bytes, kept_bytes, sizes)
         self.is_measured = True
 
     def see_call(self) -> None:
         """Takes note of a call that went through."""
+        self.need.use(self.rows)
         if self._calls_to_wait:
             self._calls_to_wait -= 1
             if not self._calls_to_wait:

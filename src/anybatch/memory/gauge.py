@@ -9,7 +9,15 @@ import torch
 
 from anybatch.memory.device import MemoryKind, memory_kind
 from anybatch.memory.limit import binding_limit
-from anybatch.memory.process import Currency, HighWater, HostCounter, high_water, live_of, read_status_of
+from anybatch.memory.process import (
+    Currency,
+    HighWater,
+    HostCounter,
+    Touched,
+    high_water,
+    live_of,
+    read_status_of,
+)
 
 __all__ = [
     "AllocatorGauge",
@@ -41,6 +49,10 @@ class Gauge(ABC):
         """Both at once, where that costs less."""
         return self.live_bytes(), self.high_water()
 
+    def touched(self) -> Touched | None:
+        """What the process has written to; None where that is not this device's memory, or nobody tells."""
+        return None
+
 
 @final
 class HostGauge(Gauge):
@@ -56,6 +68,9 @@ class HostGauge(Gauge):
 
     def high_water(self) -> HighWater | None:
         return high_water(self.currency)
+
+    def touched(self) -> Touched | None:
+        return Touched.read()
 
     def glance(self) -> tuple[int, HighWater | None]:
         status = read_status_of(self.currency)

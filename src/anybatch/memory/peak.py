@@ -8,7 +8,7 @@ from typing import Self, final
 import torch
 
 from anybatch.memory.gauge import Gauge, gauge_of
-from anybatch.memory.process import HighWater
+from anybatch.memory.process import HighWater, Touched
 from anybatch.memory.sampler import Sampler
 
 __all__ = ["PeakMeter"]
@@ -50,6 +50,7 @@ class PeakMeter:
         self._sampler = Sampler(self._sample, sample_s)
         self._sampled_bytes = 0
         self._begin: HighWater | None = None
+        self._touched: Touched | None = None
         self.begin_bytes = self.end_bytes = self.peak_bytes = 0
         self.source = "not measured"
         self.is_exact = False
@@ -62,6 +63,7 @@ class PeakMeter:
     def __enter__(self) -> Self:
         self._sampler.start()
         self._begin = self._gauge.high_water()
+        self._touched = self._gauge.touched()
         self.begin_bytes = self._sampled_bytes = self.peak_bytes = self._gauge.live_bytes()
         return self
 
@@ -73,7 +75,13 @@ class PeakMeter:
     ) -> None:
         self._sampler.stop()
         self.end_bytes = self._gauge.live_bytes()
-        self._read(max(self._sampled_bytes, self.begin_bytes, self.end_bytes))
+        touched_bytes = self.begin_bytes + self._touched_growth_bytes()
+        self._read(max(self._sampled_bytes, self.begin_bytes, self.end_bytes, touched_bytes))
+
+    def _touched_growth_bytes(self) -> int:
+        """What was written to at the peak, beyond what was at the begin: all of it is in use."""
+        end = self._gauge.touched()
+        return 0 if end is None or self._touched is None else self._touched.growth_bytes(end)
 
     def _sample(self) -> None:
         self._sampled_bytes = max(self._sampled_bytes, self._gauge.live_bytes())
