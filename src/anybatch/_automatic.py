@@ -24,7 +24,7 @@ from anybatch.memory.state import memory_of
 
 __all__ = ["Automatic", "Task"]
 
-_MOST_CONFIRMATIONS = 8
+_MOST_CONFIRMATIONS = 10
 
 
 @final
@@ -83,24 +83,31 @@ class Automatic(Fitting):
     def watched(self, sizes: Sequence[int]) -> Iterator[None]:
         record = self._record
         meter = None if record.is_measured else PeakMeter(self._device)
+        reusable_bytes = memory_of(self._device).reusable_bytes
         begin_s = time.perf_counter()
         with meter or nullcontext():
             yield
             finish(self._device)
-        rows = -(-max(sizes) // self._shares)
         if len(sizes) > 1:
             record.pace.see(self._divisor, self._rows, time.perf_counter() - begin_s)
         if meter is not None:
-            kept_bytes = meter.end_bytes - meter.begin_bytes - self._task.gradient_bytes()
-            record.see_success(rows, meter.growth_bytes, max(0, kept_bytes), len(set(sizes)))
+            self._see(record, meter, reusable_bytes, sizes)
         record.see_call()
+
+    def _see(self, record: Record, meter: PeakMeter, reusable_bytes: int, sizes: Sequence[int]) -> None:
+        """Takes note of what an attempt took; memory that was freed before it may have been used again."""
+        growth_bytes = meter.growth_bytes + reusable_bytes
+        left_bytes = memory_of(self._device).reusable_bytes
+        kept_bytes = meter.end_bytes - meter.begin_bytes + reusable_bytes - left_bytes
+        kept_bytes = max(0, kept_bytes - self._task.gradient_bytes())
+        record.see_success(-(-max(sizes) // self._shares), growth_bytes, kept_bytes, len(set(sizes)))
 
     def _confirmed(self, record: Record) -> int:
         """The ceiling, at which the prediction was compared with a symbolic run of that size."""
         for _ in range(_MOST_CONFIRMATIONS):
             limit_rows = record.fit(self._rows, self._auto.largest or sys.maxsize)
             size = min(limit_rows, self._rows)
-            if size <= max(record.confirmed_rows, self._least_rows) or confirm(self._task, record, size):
+            if size <= self._least_rows or record.is_confirmed(size) or confirm(self._task, record, size):
                 break
         return limit_rows
 
@@ -132,13 +139,14 @@ class Automatic(Fitting):
         return 2 if self._rows % 2 == 0 else 3
 
     def _check_fits(self, record: Record) -> None:
-        """Raises where it is known beforehand that the smallest piece is beyond the budget.
+        """Raises where it is foreseen, and no call has shown otherwise, that the smallest piece is too large.
 
         Raises:
             DoesNotFitError: It is.
         """
         room = record.room
-        if record.is_foreseen and room is not None and room.available_bytes is not None:
+        is_known = record.is_foreseen and not record.is_measured
+        if is_known and room is not None and room.available_bytes is not None:
             needed_bytes = record.need.peak_bytes(self._least_rows) + record.step.state_bytes
             if needed_bytes > room.available_bytes + room.margin_bytes:
                 raise self._does_not_fit(record)
@@ -150,7 +158,12 @@ class Automatic(Fitting):
             DoesNotFitError: It is.
         """
         room = record.room
-        if not self._auto.optimizers.is_given or room is None or room.available_bytes is None:
+        if (
+            not self._auto.optimizers.is_given
+            or record.is_measured
+            or room is None
+            or room.available_bytes is None
+        ):
             return
         gradient_bytes = sum(leaf.numel() * leaf.element_size() for leaf in self._task.parameters)
         needed_bytes = record.step.step_peak_bytes + gradient_bytes - self._task.gradient_bytes()

@@ -15,7 +15,7 @@ from anybatch._settings import Settings
 from anybatch.batch import Layout, extent, piece_of
 from anybatch.batch.parts import Taker
 from anybatch.fit.guard import MemoryVerdict, memory_verdict
-from anybatch.fit.need import Need, Unknown, corrected
+from anybatch.fit.need import Corrected, Need, Unknown, corrected
 from anybatch.fit.reach import Reach
 from anybatch.fit.record import Record
 from anybatch.fit.transaction import Transaction
@@ -26,6 +26,7 @@ from anybatch.memory.trace import Trace
 from anybatch.memory.tracker import Tracker
 
 _AGREES_RATIO = 1.002
+_BENDS_RATIO = 0.95
 _LEAST_ROWS = 3
 # Convolutions copy what they take and give into layouts of their own, a third of all that is seen at worst.
 _WITH_SCRATCH = {"aten::convolution", "aten::convolution_backward"}
@@ -147,11 +148,14 @@ def confirm(task: Task, record: Record, rows: int) -> bool:
         seen_bytes = _run_symbolically(task, rows).trace.peak_bytes
     except Untraceable:
         return True
-    record.confirmed_rows = max(record.confirmed_rows, rows)
-    if seen_bytes <= record.need.tensors.peak_bytes(rows) * _AGREES_RATIO:
-        return True
-    record.need.tensors = corrected(record.need.tensors, rows, seen_bytes)
-    return False
+    record.see_confirmation(rows)
+    predicted = record.need.tensors
+    is_too_low = seen_bytes > predicted.peak_bytes(rows) * _AGREES_RATIO
+    # Straight lines between points lie far above what bends, until there is a point near the answer.
+    is_too_high = isinstance(predicted, Corrected) and seen_bytes < predicted.peak_bytes(rows) * _BENDS_RATIO
+    if is_too_low or is_too_high:
+        record.need.tensors = corrected(predicted, rows, seen_bytes)
+    return not (is_too_low or is_too_high)
 
 
 def _run_symbolically(task: Task, rows: int) -> SymbolicRun:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from anybatch.fit.need import Need
+from anybatch.fit.need import Need, PeakOfRows, corrected
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,26 @@ def test_failure_makes_the_size_too_large(rows: int) -> None:
     """After a failure its size no longer fits into what there was, and the next is well below."""
     need = Need(Line(0, 10))
     available_bytes = 10 * rows
-    next_rows = need.rows_after_failure(rows, available_bytes)
-    assert rows // 2 <= next_rows <= 0.75 * rows
+    assert rows // 2 <= need.rows_after_failure(rows, available_bytes) <= 0.75 * rows
     need.see_failure(rows, available_bytes)
-    assert need.largest_rows(available_bytes - 1, 10_000) < rows
+    assert need.largest_rows(available_bytes, 10_000) < rows
+
+
+def test_failure_that_nothing_explains_halves() -> None:
+    """Where there should have been plenty, the prediction says nothing."""
+    assert Need(Line(0, 10)).rows_after_failure(1000, 1 << 40) == 500
+
+
+@pytest.mark.parametrize("rows", [3, 10, 47, 100, 150])
+def test_correction_lies_above_what_grows_ever_faster(rows: int) -> None:
+    """Points of a square, and straight lines between them: never less than the square, and equal at them."""
+    need: PeakOfRows = Line(0, 10)
+    for point in (100, 50):
+        need = corrected(need, point, point**2)
+    assert need.peak_bytes(50) == 2500
+    assert need.peak_bytes(100) == 10_000
+    assert need.peak_bytes(rows) >= min(rows**2, 10_000) if rows <= 100 else need.peak_bytes(rows) > 10_000
+    assert need.largest_rows(10_000) == 100
 
 
 def test_single_row_that_fails_leaves_none() -> None:

@@ -72,7 +72,7 @@ class Auto:
                 check_amount(amount, name)
         if prefer not in _PREFER:
             raise ValueError(f'`Auto`: `prefer` is one of {_PREFER}. Got {prefer!r}. Pass "fastest".')
-        if largest is not None and (isinstance(largest, bool) or largest < 1):
+        if not (largest is None or (type(largest) is int and largest >= 1)):
             raise ValueError(
                 f"`Auto`: `largest` is a number of rows, at least 1. Got {largest!r}. Pass None."
             )

@@ -9,8 +9,8 @@ from typing import Protocol, final
 
 __all__ = ["Corrected", "Need", "PeakOfRows", "Unknown", "corrected"]
 
-# After an out-of-memory the next size is well below the one that failed: creeping costs an attempt each.
-_LARGEST_JUMP_RATIO = 0.75
+_NEAR_RATIO = 0.5
+_NEAR_JUMP_RATIO = 0.75
 
 
 class PeakOfRows(Protocol):
@@ -101,6 +101,11 @@ class Need:
     penalty_bytes_per_row: float = 0.0
     used_rows: set[int] = field(default_factory=set)
 
+    @property
+    def is_bent(self) -> bool:
+        """Was the prediction too low somewhere, so that it is not a straight line?"""
+        return isinstance(self.tensors, Corrected)
+
     def peak_bytes(self, rows: int) -> int:
         """What pieces of at most so many rows need, beyond what is in use."""
         beside = max(self.hidden_bytes_per_row, self.penalty_bytes_per_row) * rows
@@ -142,6 +147,9 @@ class Need:
         self.penalty_bytes_per_row = max(self.penalty_bytes_per_row, missing_bytes / rows)
 
     def rows_after_failure(self, rows: int, available_bytes: int) -> int:
-        """The rows to try after pieces of some rows did not fit: well below, but no more than is needed."""
-        goal_bytes = int(available_bytes * _LARGEST_JUMP_RATIO)
-        return min(int(rows * _LARGEST_JUMP_RATIO), max(rows // 2, self.largest_rows(goal_bytes, rows)))
+        """The rows to try after pieces of some rows did not fit: well below, as creeping costs attempts.
+
+        Where little of what there was should have been needed, nothing is known, and the rows are halved.
+        """
+        is_near = self.peak_bytes(rows) >= _NEAR_RATIO * available_bytes
+        return int(rows * _NEAR_JUMP_RATIO) if is_near else rows // 2

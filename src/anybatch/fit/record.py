@@ -1,5 +1,6 @@
 """What is known of calls of one kind whose rows have one shape, and the size that follows from it."""
 
+import sys
 from dataclasses import dataclass, field
 from typing import final
 
@@ -14,7 +15,7 @@ __all__ = ["Record"]
 _NOTHING = OptimizerCost(0, 0)
 _FIRST_RATIO = 0.8
 # A size that ran out of memory is tried again after so many calls, then after twice as many, and so on.
-_PATIENCE_CALLS = 16
+_LEAST_PATIENCE_CALLS = 16
 
 
 @final
@@ -57,7 +58,10 @@ class Record:
     confirmed_rows: int = 0
     is_measured: bool = False
     failures: int = 0
+    _confirmed_last: int = 0
     _calls_to_wait: int = 0
+    _patience_calls: int = _LEAST_PATIENCE_CALLS // 2
+    _most_after_failure: int | None = None
 
     @property
     def available_bytes(self) -> int | None:
@@ -72,14 +76,19 @@ class Record:
         It changes only where the old size no longer fits, or where fewer pieces would do: each new size of
         pieces costs memory and preparation.
         """
-        if self.available_bytes is None:
-            self.ceiling_rows = self.ceiling_rows or most_rows
-        else:
-            self.ceiling_rows = self.need.largest_rows(self.available_bytes, most_rows)
+        self.ceiling_rows = min(most_rows, self._fitting_rows())
         if not self._keeps(rows):
-            is_cautious = not self.is_measured and self.ceiling_rows * self.first_ratio < rows
-            self.limit_rows = int(self.ceiling_rows * self.first_ratio) if is_cautious else self.ceiling_rows
+            first_rows = int(self._fitting_rows() * self.first_ratio)
+            is_cautious = not self.is_measured and first_rows < rows
+            self.limit_rows = min(self.ceiling_rows, first_rows) if is_cautious else self.ceiling_rows
         return self.limit_rows
+
+    def _fitting_rows(self) -> int:
+        """The most rows that fit by all that is known."""
+        if self.available_bytes is None:
+            return self._most_after_failure or sys.maxsize
+        rows = self.need.largest_rows(self.available_bytes, sys.maxsize)
+        return min(rows, self._most_after_failure or rows)
 
     def _keeps(self, rows: int) -> bool:
         if not (self.limit_rows and self.is_measured) or self._exceeds(self.limit_rows):
@@ -89,6 +98,15 @@ class Record:
     def _exceeds(self, rows: int) -> bool:
         return self.available_bytes is not None and self.need.peak_bytes(rows) > self.available_bytes
 
+    def is_confirmed(self, rows: int) -> bool:
+        """Was the prediction compared with a run of so many rows, or of more where it is a straight line?"""
+        return rows == self._confirmed_last or (rows <= self.confirmed_rows and not self.need.is_bent)
+
+    def see_confirmation(self, rows: int) -> None:
+        """Takes note that the prediction has been compared with a run of so many rows."""
+        self._confirmed_last = rows
+        self.confirmed_rows = max(self.confirmed_rows, rows)
+
     def see_success(self, rows: int, growth_bytes: int, kept_bytes: int, sizes: int) -> None:
         """Takes note of what a call took that was measured."""
         self.need.see(rows, growth_bytes, kept_bytes, sizes)
@@ -97,22 +115,24 @@ class Record:
     def see_call(self) -> None:
         """Takes note of a call that went through."""
         self.need.use(self.rows)
-        if self._calls_to_wait:
-            self._calls_to_wait -= 1
-            if not self._calls_to_wait:
-                self.need.penalty_bytes_per_row = 0.0
+        self._calls_to_wait = max(0, self._calls_to_wait - 1)
+        if not self._calls_to_wait:
+            self._most_after_failure = None
+            self.need.penalty_bytes_per_row = 0.0
 
     def see_failure(self, rows: int) -> int:
         """Takes note that pieces of some rows ran out of memory; returns the rows to try next, maybe 0."""
         self.failures += 1
-        self._calls_to_wait = _PATIENCE_CALLS * 2 ** min(self.failures - 1, 16)
+        if not self._calls_to_wait:
+            self._patience_calls *= 2
+        self._calls_to_wait = self._patience_calls
         if self.available_bytes is None:
-            self.limit_rows = rows // 2
+            next_rows = rows // 2
         else:
-            self.limit_rows = self.need.rows_after_failure(rows, self.available_bytes)
-            self.need.see_failure(self.limit_rows + 1, self.available_bytes)
-        self.ceiling_rows = self.limit_rows
-        return self.limit_rows
+            next_rows = self.need.rows_after_failure(rows, self.available_bytes)
+            self.need.see_failure(next_rows + 1, self.available_bytes)
+        self.limit_rows = self.ceiling_rows = self._most_after_failure = next_rows
+        return next_rows
 
 
 def _pieces(rows: int, most_rows: int) -> int:

@@ -47,7 +47,7 @@ def room_in(state: MemoryState, budget: Amount | None, margin: Amount | None) ->
         return Room(None, None, 0, "nothing tells")
     budget_bytes = min(found)
     source = "`budget`" if budget_bytes == asked_bytes else state.limit.source
-    left_bytes = max(0, budget_bytes - state.live.amount_bytes)
+    left_bytes = max(0, budget_bytes - state.live.amount_bytes + state.reusable_bytes)
     if margin is not None:
         margin_bytes = bytes_of(margin, budget_bytes, "margin") or 0
     else:

@@ -11,13 +11,14 @@ Source: mallopt(3), M_MMAP_THRESHOLD.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
-__all__ = ["MallocSetting", "malloc_setting", "mmap_threshold", "set_mmap_threshold"]
+__all__ = ["MallocSetting", "malloc_setting", "mmap_threshold", "reusable_bytes", "set_mmap_threshold"]
 
 _M_MMAP_THRESHOLD = -3
 _DEFAULT_BYTES = 128 << 10
@@ -72,6 +73,46 @@ def set_mmap_threshold(threshold_bytes: int) -> bool:
             f"`set_mmap_threshold`: a size is at least 1 byte. Got {threshold_bytes}. Pass 1 << 20."
         )
     return _is_glibc() and _set(threshold_bytes, "mallopt, set by anybatch")
+
+
+class _Mallinfo2(ctypes.Structure):
+    """What glibc tells of its heaps, each figure a size_t; see mallinfo(3)."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+def reusable_bytes() -> int:
+    """What malloc holds that was freed: the process has it, and its next allocations may get it.
+
+    Error: not all of it, where it lies in pieces that are too small. 0 where nobody tells (glibc before 2.33,
+    or no glibc).
+    """
+    read = _mallinfo2()
+    return 0 if read is None else int(read().fordblks)
+
+
+@functools.cache
+def _mallinfo2() -> Callable[[], _Mallinfo2] | None:
+    read: Any = getattr(ctypes.CDLL(None), "mallinfo2", None) if _is_glibc() else None
+    if read is None:
+        return None
+    read.restype = _Mallinfo2
+    told: Callable[[], _Mallinfo2] = read
+    return told
 
 
 @contextmanager

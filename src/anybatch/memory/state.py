@@ -11,6 +11,7 @@ import torch
 from anybatch.memory.device import MemoryKind, memory_kind
 from anybatch.memory.gauge import AllocatorGauge, HostGauge, MetalGauge, gauge_of
 from anybatch.memory.limit import HostLimit, binding_limit
+from anybatch.memory.malloc import reusable_bytes
 from anybatch.memory.process import HighWater
 from anybatch.memory.reading import Quantity, Reading
 
@@ -31,6 +32,7 @@ class MemoryState:
         reserved: The same as `live`, with what an allocator keeps for later; None where nobody keeps that.
         limit: What the process may hold at all.
         budget: What of the limit is really to be had: `live` and what is free, at most the limit.
+        reusable_bytes: What of `live` was freed, and can be used again without asking anybody.
     """
 
     device: torch.device
@@ -39,6 +41,7 @@ class MemoryState:
     reserved: Reading
     limit: Reading
     budget: Reading
+    reusable_bytes: int = 0
 
     @property
     def readings(self) -> tuple[Reading, ...]:
@@ -50,7 +53,7 @@ class MemoryState:
         """What the process can still get; None where nothing can tell."""
         if self.budget.amount_bytes is None or self.live.amount_bytes is None:
             return None
-        return max(0, self.budget.amount_bytes - self.live.amount_bytes)
+        return max(0, self.budget.amount_bytes - self.live.amount_bytes) + self.reusable_bytes
 
     def __str__(self) -> str:
         return "\n".join([f"memory of {self.device}", *(f"  {reading}" for reading in self.readings)])
@@ -96,6 +99,7 @@ def _state(
     reserved: _Figure,
     limit: _Figure,
     free_bytes: int | None,
+    reusable_bytes: int = 0,
 ) -> MemoryState:
     return MemoryState(
         device,
@@ -104,6 +108,7 @@ def _state(
         Reading(Quantity.RESERVED, *reserved),
         Reading(Quantity.LIMIT, *limit),
         _budget(live[0], limit[0], free_bytes),
+        reusable_bytes,
     )
 
 
@@ -131,6 +136,7 @@ def _host_state(device: torch.device, limit: HostLimit) -> MemoryState:
         (None, "not counted on a host"),
         (limit.amount_bytes, limit.source),
         limit.free_bytes,
+        reusable_bytes(),
     )
 
 
