@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -209,6 +210,13 @@ def test_compiled_function_stays_compiled() -> None:
         compiled(x)
     assert torch.equal(compiled(x), expected)
     assert compilations == 1
+
+
+def test_fake_tensors_do_not_count() -> None:
+    """Operators on fake tensors take no memory, and do not fail."""
+    with fail_at(0) as fault, FakeTensorMode():
+        assert (torch.ones(3) + 1).shape == (3,)
+    assert (fault.seen, fault.failed_at) == (0, None)
 
 
 def test_decorates_a_function() -> None:

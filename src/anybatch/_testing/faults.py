@@ -60,7 +60,7 @@ def fail_at(n: int, where: str = "any") -> Iterator[Fault]:
 
     Counted are operators that reach torch's dispatcher below autograd, views included, in the thread of the
     block and in those that autograd runs for it; of compiled code only those that it calls (its own kernels
-    are none). What runs in another process is not counted.
+    are none). What runs in another process, or on fake tensors, which take no memory, is not counted.
 
     Args:
         n: Which operator, counted from 0. None fails where there are no more than `n`.
@@ -153,11 +153,16 @@ class _Faulty(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     ) -> Any:
         kwargs = kwargs or {}
         name = str(func.name())
-        if self._fault.meets(name, _place(name)):
+        if not _is_symbolic() and self._fault.meets(name, _place(name)):
             values = tree_leaves((args, kwargs))
             tensors = [value for value in values if isinstance(value, Tensor)]
             raise out_of_memory(_device(tensors, values), max(map(_bytes, tensors), default=0))
         return func(*args, **kwargs)
+
+
+def _is_symbolic() -> bool:
+    """Do operators run on fake tensors? These have no memory that could run out."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _place(name: str) -> str:
