@@ -14,6 +14,7 @@ from anybatch.batch import extent
 from anybatch.errors import DoesNotFitError
 from anybatch.exact.batch_norm import batch_norms
 from anybatch.fit.auto import Auto
+from anybatch.fit.explanation import GAPS
 from anybatch.fit.guard import MemoryVerdict, memory_verdict
 from anybatch.fit.record import Record
 from anybatch.fit.room import room_in
@@ -76,6 +77,7 @@ class Automatic(Fitting):
             self._record.reason = f"memory ran out with {rows} rows"
             return next_rows * self._shares
         if verdict is MemoryVerdict.MAYBE:
+            error.add_note(self._doubt())
             return None
         raise self._does_not_fit(self._record) from error
 
@@ -178,6 +180,12 @@ class Automatic(Fitting):
                 available_bytes=room.available_bytes,
             )
 
+    def _doubt(self) -> str:
+        return (
+            f"`apply`: this error often means that memory ran out, and {self._task.bound.name} met it also "
+            f"with the smallest micro-batch. {GAPS if self._record.has_gaps else ''}"
+        ).rstrip()
+
     def _does_not_fit(self, record: Record) -> DoesNotFitError:
         available_bytes = None if record.room is None else record.room.available_bytes
         rows = self._least_rows
@@ -195,6 +203,8 @@ class Automatic(Fitting):
 
 def _advice(record: Record, rows: int) -> str:
     """Which techniques would help, by what needs most."""
+    if record.has_gaps and record.failures:
+        return GAPS
     fixed_bytes = record.need.tensors.peak_bytes(0) + record.step.state_bytes
     if fixed_bytes > record.need.tensors.peak_bytes(rows) // 2:
         return (

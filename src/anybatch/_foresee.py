@@ -20,7 +20,8 @@ from anybatch.fit.reach import Reach
 from anybatch.fit.record import Record
 from anybatch.fit.transaction import Transaction
 from anybatch.memory.curve import fit_curve
-from anybatch.memory.device import release
+from anybatch.memory.device import is_accelerator, release
+from anybatch.memory.malloc import malloc_setting
 from anybatch.memory.symbolic import Fakes, SymbolicRun, Untraceable, run_symbolically
 from anybatch.memory.trace import Trace
 from anybatch.memory.tracker import Tracker
@@ -30,7 +31,9 @@ _BENDS_RATIO = 0.95
 _LEAST_ROWS = 3
 # Convolutions copy what they take and give into layouts of their own, a third of all that is seen at worst.
 _WITH_SCRATCH = {"aten::convolution", "aten::convolution_backward"}
-_FIRST_RATIO_WITH_SCRATCH = 0.6
+_RATIO_WITH_SCRATCH = 0.75
+# What a malloc that adjusts itself can use of the memory that it holds, at worst.
+_RATIO_WITH_GAPS = 0.5
 
 
 @final
@@ -92,6 +95,8 @@ class Task:
 def foresee(task: Task) -> Record:
     """What is known of a kind of call before any piece of it has run."""
     record = Record(_title(task), extent(task.layout), Need(Unknown()), "not known")
+    if _leaves_gaps(task.device):
+        record.first_ratio, record.has_gaps = record.first_ratio * _RATIO_WITH_GAPS, True
     if not task.can_be_foreseen:
         return record
     try:
@@ -108,15 +113,18 @@ def _foresee_symbolically(task: Task, record: Record) -> None:
         Untraceable: That is not possible, or shows too little.
     """
 
+    operators: set[str] = set()
+
     def run(rows: int) -> Trace:
         found = _run_symbolically(task, rows)
         if found.hidden:
             raise Untraceable(found.hidden[0])
-        if _WITH_SCRATCH & {name.partition(".")[0] for name in found.trace.operators}:
-            record.first_ratio = _FIRST_RATIO_WITH_SCRATCH
+        operators.update(name.partition(".")[0] for name in found.trace.operators)
         return found.trace
 
     record.need.tensors = fit_curve(run)
+    if operators & _WITH_SCRATCH:
+        record.first_ratio *= _RATIO_WITH_SCRATCH
     record.how, record.is_foreseen = "symbolic runs of 2 and 3 rows", True
 
 
@@ -209,6 +217,12 @@ class _Faker(Taker):
         fake = self._fakes.fake(rows, counts=False)
         moved = fake if stays else fake.to(self._device)
         return moved.detach().requires_grad_() if source.requires_grad else moved
+
+
+def _leaves_gaps(device: torch.device | None) -> bool:
+    """Does the memory of the device come from a malloc that keeps much of what is freed?"""
+    setting = None if device is not None and is_accelerator(device) else malloc_setting()
+    return setting is not None and setting.is_adjusted
 
 
 def _title(task: Task) -> str:

@@ -5,11 +5,12 @@ from typing import Any, final
 
 from torch.optim import Optimizer
 
-from anybatch.fit.budget import Amount, check_amount
+from anybatch.fit.budget import Amount, bytes_of, check_amount
 from anybatch.fit.explanation import explained
 from anybatch.fit.optimizers import Optimizers
 from anybatch.fit.record import Record
 from anybatch.fit.saved import loaded, saved
+from anybatch.memory.malloc import malloc_setting, set_mmap_threshold
 
 __all__ = ["Auto"]
 
@@ -40,9 +41,12 @@ class Auto:
         optimizer: What steps with the gradients. The state that its first step makes is then known exactly;
             without it, it is taken for Adam's until a step has been seen.
         largest: The largest number of rows of a piece; None for no bound.
+        malloc: From which size on glibc's malloc gives memory back as soon as it is freed: bytes or `"1MiB"`.
+            Larger micro-batches then fit on a CPU; small tensors get slower where it is below them. It holds
+            for the whole process from now on. None leaves malloc alone.
 
     Raises:
-        ValueError: An option is out of its range.
+        ValueError: An option is out of its range, or `malloc` is given where memory does not come from glibc.
 
     Source:
         Micro-batches of a size that is searched for: Piao et al., IEEE Access 2023, leave it to the user.
@@ -66,6 +70,7 @@ class Auto:
         margin: Amount | None = None,
         optimizer: Optimizer | None = None,
         largest: int | None = None,
+        malloc: Amount | None = None,
     ) -> None:
         for name, amount in (("budget", budget), ("margin", margin)):
             if amount is not None:
@@ -81,6 +86,8 @@ class Auto:
                 "`Auto`: `optimizer` is a `torch.optim.Optimizer`. "
                 f"Got {type(optimizer).__name__}. Pass one, or None."
             )
+        if malloc is not None:
+            _set_malloc(malloc)
         self.budget = budget
         self.prefer = prefer
         self.margin = margin
@@ -145,6 +152,16 @@ class Auto:
         """What is known, record by record."""
         for records in self._records.values():
             yield from records
+
+
+def _set_malloc(threshold: Amount) -> None:
+    threshold_bytes = bytes_of(threshold, None, "malloc")
+    if not (threshold_bytes and set_mmap_threshold(threshold_bytes)):
+        raise ValueError(
+            "`Auto`: `malloc` is bytes, at least 1, from which on glibc maps memory by itself. "
+            f"Got {threshold!r}, and glibc's malloc {'is' if malloc_setting() else 'is not'} in use. "
+            'Pass "1MiB", or None.'
+        )
 
 
 def _covers(large: tuple[int, ...], small: tuple[int, ...]) -> bool:

@@ -7,7 +7,12 @@ from anybatch.fit.pace import Pace
 from anybatch.fit.record import Record
 from anybatch.memory.reading import in_words
 
-__all__ = ["explained"]
+__all__ = ["GAPS", "explained"]
+
+GAPS = (
+    "The default malloc of glibc keeps much of what is freed, so that a third or so less fits. Start with "
+    'MALLOC_MMAP_THRESHOLD_=1048576 in the environment, or pass `Auto(malloc="1MiB")`.'
+)
 
 
 def explained(record: Record) -> str:
@@ -20,6 +25,8 @@ def _lines(record: Record) -> Iterator[tuple[str, str]]:
     yield from _measured(record)
     yield from _room(record)
     yield "ceiling", _rows(record.ceiling_rows)
+    if record.has_gaps:
+        yield "malloc", GAPS
     yield "choice", f"{_rows(record.rows)}: {record.reason}"
     if record.pace.rates_rows_per_s:
         yield "speed", _speeds(record.pace, record.ceiling_rows)

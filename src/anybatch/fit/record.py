@@ -30,6 +30,7 @@ class Record:
         how: Where the prediction of the need comes from.
         is_foreseen: Is it a prediction, and not a guess?
         first_ratio: The part of the predicted size that the first call uses.
+        has_gaps: Does malloc keep what is freed in pieces, into which only the same size fits again?
         pace: How fast the sizes are that were tried.
         ceiling_rows: The most rows that fit, as far as is known.
         limit_rows: The most rows that are used: less than the ceiling where that makes no difference.
@@ -48,6 +49,7 @@ class Record:
     how: str
     is_foreseen: bool = False
     first_ratio: float = _FIRST_RATIO
+    has_gaps: bool = False
     pace: Pace = field(default_factory=Pace)
     ceiling_rows: int = 0
     limit_rows: int = 0
@@ -93,10 +95,12 @@ class Record:
     def _keeps(self, rows: int) -> bool:
         if not (self.limit_rows and self.is_measured) or self._exceeds(self.limit_rows):
             return False
-        return _pieces(rows, self.ceiling_rows) >= _pieces(rows, self.limit_rows)
+        return self.has_gaps or _pieces(rows, self.ceiling_rows) >= _pieces(rows, self.limit_rows)
 
     def _exceeds(self, rows: int) -> bool:
-        return self.available_bytes is not None and self.need.peak_bytes(rows) > self.available_bytes
+        # What an allocation found no gap for was measured, too, and is there the next time.
+        need = self.need.tensors if self.has_gaps else self.need
+        return self.available_bytes is not None and need.peak_bytes(rows) > self.available_bytes
 
     def is_confirmed(self, rows: int) -> bool:
         """Was the prediction compared with a run of so many rows, or of more where it is a straight line?"""

@@ -17,6 +17,7 @@ _OF_RECORD = (
     "how",
     "is_foreseen",
     "first_ratio",
+    "has_gaps",
     "ceiling_rows",
     "limit_rows",
     "rows",
