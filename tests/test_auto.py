@@ -62,6 +62,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         state = MemoryState(torch.device("cpu"), *(figures[name] for name in names))
         monkeypatch.setattr("anybatch._automatic.memory_of", lambda device: state)
         monkeypatch.setattr("anybatch._automatic.PeakMeter", NoMeter)
+        monkeypatch.setattr("anybatch._foresee.malloc_setting", lambda: None)
 
     return has
 

@@ -119,10 +119,16 @@ class Record:
     def see_call(self) -> None:
         """Takes note of a call that went through."""
         self.need.use(self.rows)
-        self._calls_to_wait = max(0, self._calls_to_wait - 1)
-        if not self._calls_to_wait:
-            self._most_after_failure = None
-            self.need.penalty_bytes_per_row = 0.0
+        if self._calls_to_wait:
+            self._calls_to_wait -= 1
+            if not self._calls_to_wait:
+                self._forget_failure()
+
+    def _forget_failure(self) -> None:
+        """Lets the next call try what failed: others may have given memory back."""
+        self._most_after_failure = None
+        self.need.penalty_bytes_per_row = 0.0
+        self.limit_rows = 0
 
     def see_failure(self, rows: int) -> int:
         """Takes note that pieces of some rows ran out of memory; returns the rows to try next, maybe 0."""
