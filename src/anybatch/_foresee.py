@@ -1,6 +1,7 @@
 """What the pieces of a call will need, found out before any of them runs."""
 
 import sys
+import warnings
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,6 +15,8 @@ from anybatch._run import Bound, returned
 from anybatch._settings import Settings
 from anybatch.batch import Layout, extent, piece_of
 from anybatch.batch.parts import Taker
+from anybatch.errors import InexactWarning
+from anybatch.fit.belongings import Belongings
 from anybatch.fit.guard import MemoryVerdict, memory_verdict
 from anybatch.fit.need import Corrected, Need, Unknown, corrected
 from anybatch.fit.reach import Reach
@@ -29,6 +32,10 @@ from anybatch.memory.tracker import Tracker
 _AGREES_RATIO = 1.002
 _BENDS_RATIO = 0.95
 _LEAST_ROWS = 3
+_KEPT = (
+    "`apply`: {function} keeps tensors beyond its call. The run without memory that foresaw its need has "
+    "left some of its own there, without values. Give `ub_size` as a number, or don't keep tensors"
+)
 # Convolutions copy what they take and give into layouts of their own, a third of all that is seen at worst.
 _WITH_SCRATCH = {"aten::convolution", "aten::convolution_backward"}
 _RATIO_WITH_SCRATCH = 0.75
@@ -171,7 +178,14 @@ def _run_symbolically(task: Task, rows: int) -> SymbolicRun:
         for _ in range(_pieces(task, rows)):
             _compute(task, task.layout.take(0, rows, _Faker(fakes, task.device)))
 
-    return run_symbolically(run, task.reach.modules)
+    belongings = Belongings(task.bound.function, task.bound.others())
+    try:
+        found = run_symbolically(run, task.reach.modules)
+    finally:
+        has_put_back = belongings.put_back()
+    if found.kept and not has_put_back:
+        warnings.warn(_KEPT.format(function=task.bound.name), InexactWarning, stacklevel=2)
+    return found
 
 
 def _run_really(task: Task, rows: int) -> Trace:
