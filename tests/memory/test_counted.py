@@ -121,3 +121,23 @@ def test_no_thread_stays() -> None:
     assert threading.active_count() == threads + 1
     recording.end()
     assert threading.active_count() == threads
+
+
+def test_peak_in_a_late_step_is_known() -> None:
+    """After the first steps a rise counts for the highest phase of its step, and not as exact."""
+    gauge = Scripted(10, 50)
+    recording = recording_of(gauge)
+    for step in range(6):
+        recording.phase_begins(Phase.FORWARD)
+        gauge.held_bytes = 40
+        if step == 4:
+            gauge.mark_bytes = 90
+        recording.phase_begins(Phase.OPTIMIZER)
+        gauge.held_bytes = 10
+        recording.step_ends()
+        recording.phase_begins(Phase.OTHER)
+    recording.end()
+    forward = [step.phases[Phase.FORWARD] for step in recording.steps]
+    assert [peak.peak_bytes for peak in forward] == [40, 40, 40, 40, 90, 40]
+    assert not forward[4].is_exact
+    assert recording.peak_bytes == 90

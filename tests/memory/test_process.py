@@ -116,3 +116,24 @@ def test_readings_without_proc(platform: str, unit_bytes: int, monkeypatch: pyte
     assert all(high_water(currency).amount_bytes == 7000 * unit_bytes for currency in Currency)
     assert data_bytes() > MIB
     assert all(HostCounter(currency)() > MIB for currency in Currency)
+
+
+@linux_only
+def test_forked_child_counts_itself() -> None:
+    """A counter that a child inherits reads the child: what it takes shows there, and not in the parent."""
+    run = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    assert int(run.stdout) == pytest.approx(100 << 20, abs=8 << 20)
+
+
+FORKED = """
+import mmap, os
+from anybatch.memory.process import Currency, HostCounter
+count = HostCounter(Currency.DATA)
+count()
+if os.fork() == 0:
+    before = count()
+    block = mmap.mmap(-1, 100 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    print(count() - before, flush=True)
+    os._exit(0)
+os.wait()
+"""

@@ -24,6 +24,8 @@ __all__ = ["CountedRecording"]
 
 # A sample may take this part of the time at most: a gauge that is slow is read less often.
 _SAMPLED_RATIO = 0.004
+# For so many steps the marks are read at the bounds of each phase.
+_CAREFUL_STEPS = 3
 # Who holds the peak is looked up again when it has grown by this part of all growth since the begin.
 _GROWTH_RATIO = 0.01
 
@@ -42,7 +44,8 @@ class CountedRecording(Recording):
     """Reads a gauge where phases begin and end, and in a thread in between.
 
     Error: where an earlier peak hides that of a phase, samples count, which may miss what lasts less than
-    the time between two of them. Who holds the peak is looked up at the end of its phase.
+    the time between two of them. A new peak after the first three steps is known, its phase guessed. Who
+    holds the peak is looked up at the end of its phase.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class CountedRecording(Recording):
         self._steps: deque[Step] = deque(maxlen=MOST_STEPS)
         self._step_begin_s = 0.0
         self._is_step_over = False
+        self._careful_steps = _CAREFUL_STEPS
         self._step_phases: dict[Phase, PhasePeak] = {}
         self._phases: dict[Phase, PhasePeak] = {}
         self._at_peak: PeakHolders | None = None
@@ -125,6 +129,7 @@ class CountedRecording(Recording):
 
     def end(self) -> None:
         self._sampler.stop()
+        self._is_step_over = True  # so that the marks are read
         self._close()
 
     def phase_begins(self, phase: Phase) -> None:
@@ -153,6 +158,7 @@ class CountedRecording(Recording):
         self._steps.append(Step(self.steps_done, begin_s, now_s, self._live_bytes, phases))
         self.steps_done += 1
         self._is_step_over = False
+        self._careful_steps = max(0, self._careful_steps - 1)
 
     def _open(self, phase: Phase) -> None:
         self._span = _Span(phase, self._now_s(), self._live_bytes)
@@ -160,19 +166,43 @@ class CountedRecording(Recording):
 
     def _close(self) -> None:
         span, now_s = self._span, self._now_s()
-        self._live_bytes, most = self._gauge.glance()
-        peak_bytes, is_exact = max(span.peak_bytes, self._live_bytes), False
-        if most is not None and most.mark_bytes > self._mark_bytes:
-            peak_bytes, is_exact = max(peak_bytes, most.amount_bytes), True
-        if most is not None:
-            self._mark_bytes = most.mark_bytes
+        self._live_bytes, risen_bytes = self._look()
         self._timeline.add(now_s, self._live_bytes, span.phase)
-        ended = PhasePeak(peak_bytes, is_exact, now_s - span.begin_s)
+        seen_bytes, took_s = max(span.peak_bytes, self._live_bytes), now_s - span.begin_s
+        if risen_bytes is None:
+            self._add(span.phase, PhasePeak(seen_bytes, False, took_s))
+        elif self._careful_steps > 0:
+            self._add(span.phase, PhasePeak(max(seen_bytes, risen_bytes), True, took_s))
+        else:
+            self._add(span.phase, PhasePeak(seen_bytes, False, took_s))
+            self._add_to_highest(risen_bytes)
+
+    def _look(self) -> tuple[int, int | None]:
+        """What is in use, and what a mark says that has risen since the last look at it.
+
+        Reading a mark costs far more than reading what is in use, and marks rise in the first steps: after
+        these they are read once a step only.
+        """
+        if self._careful_steps == 0 and not self._is_step_over:
+            return self._gauge.live_bytes(), None
+        live_bytes, most = self._gauge.glance()
+        if most is None or most.mark_bytes <= self._mark_bytes:
+            return live_bytes, None
+        self._mark_bytes = most.mark_bytes
+        return live_bytes, most.amount_bytes
+
+    def _add_to_highest(self, peak_bytes: int) -> None:
+        """A mark rose somewhere in this step: most likely in its highest phase. Look closely from now on."""
+        highest = max(self._step_phases, key=lambda phase: self._step_phases[phase].peak_bytes)
+        self._add(highest, PhasePeak(peak_bytes, False, 0.0))
+        self._careful_steps = _CAREFUL_STEPS
+
+    def _add(self, phase: Phase, found: PhasePeak) -> None:
         for phases in (self._step_phases, self._phases):
-            phases[span.phase] = ended.joined(phases.get(span.phase))
+            phases[phase] = found.joined(phases.get(phase))
         known_bytes = -1 if self._at_peak is None else self._at_peak.peak_bytes
-        if peak_bytes - known_bytes > _GROWTH_RATIO * (peak_bytes - self.begin_bytes):
-            self._at_peak = self._holders(peak_bytes)
+        if found.peak_bytes - known_bytes > _GROWTH_RATIO * (found.peak_bytes - self.begin_bytes):
+            self._at_peak = replace(self._holders(found.peak_bytes), phase=phase)
 
     def _holders(self, peak_bytes: int) -> PeakHolders:
         holders = dict(held_bytes(self._modules, self._optimizers, self._device))
