@@ -60,7 +60,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         figures[Quantity.LIVE] = Reading(Quantity.LIVE, 0, "stand-in")
         names = (Quantity.LIVE, Quantity.PEAK, Quantity.RESERVED, Quantity.LIMIT, Quantity.BUDGET)
         state = MemoryState(torch.device("cpu"), *(figures[name] for name in names))
-        monkeypatch.setattr("anybatch._automatic.memory_of", lambda device: state)
+        monkeypatch.setattr(Auto, "memory", lambda auto, device: state)
         monkeypatch.setattr("anybatch._automatic.PeakMeter", NoMeter)
         monkeypatch.setattr("anybatch._foresee.malloc_setting", lambda: None)
 

@@ -21,7 +21,6 @@ from anybatch.fit.room import room_in
 from anybatch.memory.device import finish
 from anybatch.memory.peak import PeakMeter
 from anybatch.memory.reading import in_words
-from anybatch.memory.state import memory_of
 
 __all__ = ["Automatic", "Task"]
 
@@ -48,7 +47,7 @@ class Automatic(Fitting):
 
     def most_rows(self) -> int:
         record = self._record = self._known()
-        record.room = room_in(memory_of(self._device), self._auto.budget, self._auto.margin)
+        record.room = room_in(self._auto.memory(self._device), self._auto.budget, self._auto.margin)
         if self._task.trains:
             self._auto.optimizers.look_for(self._task.parameters)
             record.step = self._auto.optimizers.cost(self._task.parameters)
@@ -85,7 +84,7 @@ class Automatic(Fitting):
     def watched(self, sizes: Sequence[int]) -> Iterator[None]:
         record = self._record
         meter = None if record.is_measured else PeakMeter(self._device)
-        reusable_bytes = memory_of(self._device).reusable_bytes
+        reusable_bytes = 0 if meter is None else self._auto.memory(self._device).reusable_bytes
         begin_s = time.perf_counter()
         with meter or nullcontext():
             yield
@@ -99,7 +98,7 @@ class Automatic(Fitting):
     def _see(self, record: Record, meter: PeakMeter, reusable_bytes: int, sizes: Sequence[int]) -> None:
         """Takes note of what an attempt took; memory that was freed before it may have been used again."""
         growth_bytes = meter.growth_bytes + reusable_bytes
-        left_bytes = memory_of(self._device).reusable_bytes
+        left_bytes = self._auto.memory(self._device).reusable_bytes
         kept_bytes = meter.end_bytes - meter.begin_bytes + reusable_bytes - left_bytes
         kept_bytes = max(0, kept_bytes - self._task.gradient_bytes())
         record.see_success(-(-max(sizes) // self._shares), growth_bytes, kept_bytes, len(set(sizes)))

@@ -1,5 +1,6 @@
 """What the pieces of a call will need, found out before any of them runs."""
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Hashable
@@ -79,7 +80,7 @@ class Task:
         function = self.bound.function
         home = getattr(function, "__module__", type(function).__module__)
         elements = sum(parameter.numel() for parameter in self.parameters)
-        return f"{home}.{self.bound.name} with {elements} parameters: {self.kind!r}"
+        return _key(f"{home}.{self.bound.name} with {elements} parameters", self.kind)
 
     @cached_property
     def parameters(self) -> list[Tensor]:
@@ -97,6 +98,11 @@ class Task:
             for grad in grads
             if grad is not None and grad.layout == torch.strided
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _key(function: str, kind: Hashable) -> str:
+    return f"{function}: {kind!r}"
 
 
 def foresee(task: Task) -> Record:

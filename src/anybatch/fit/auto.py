@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, final
 
+import torch
 from torch.optim import Optimizer
 
 from anybatch.fit.budget import Amount, bytes_of, check_amount
@@ -11,6 +12,8 @@ from anybatch.fit.optimizers import Optimizers
 from anybatch.fit.record import Record
 from anybatch.fit.saved import loaded, saved
 from anybatch.memory.malloc import malloc_setting, set_mmap_threshold
+from anybatch.memory.state import MemoryState
+from anybatch.memory.watch import MemoryWatch
 
 __all__ = ["Auto"]
 
@@ -94,6 +97,13 @@ class Auto:
         self.largest = largest
         self.optimizers = Optimizers(optimizer)
         self._records: dict[str, list[Record]] = {}
+        self._watches: dict[torch.device, MemoryWatch] = {}
+
+    def memory(self, device: torch.device) -> MemoryState:
+        """The memory of a device now."""
+        if device not in self._watches:
+            self._watches[device] = MemoryWatch(device)
+        return self._watches[device].read()
 
     def record(
         self, kind: str, extent: tuple[int, ...], look: Callable[[], Record], *, keeps: bool = True

@@ -75,11 +75,20 @@ def _limit_of(folder: Path, version: _Version) -> GroupLimit | None:
 
 
 def _number(file: Path) -> int | None:
-    text = file.read_text().strip() if file.is_file() else "max"
+    text = _text(file).strip() or "max"
     return None if text == "max" else int(text)
+
+
+def _text(file: Path) -> str:
+    """What the file says; nothing where there is none."""
+    try:
+        with open(file) as opened:
+            return opened.read()
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+        return ""
 
 
 def _reclaimable_bytes(folder: Path, version: _Version) -> int:
     file = folder / "memory.stat"
-    lines = (line.split() for line in file.read_text().splitlines()) if file.is_file() else ()
+    lines = (line.split() for line in _text(file).splitlines())
     return next((int(amount) for name, amount in lines if name == version.reclaimable), 0)
