@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -301,3 +303,46 @@ def test_failure_at_any_operator_leaves_all_as_it_was(scene: str) -> None:
         gradient is not None and gradient.layout == torch.strided for gradient in undisturbed.gradients
     )
     assert undone == list(range(operators - writes))
+
+
+LIMITED = """
+import warnings
+import torch
+import torch._dynamo  # which the first optimizer would load
+import torch.nn.functional as F
+from torch import nn
+import anybatch
+from anybatch._foresee import Task
+from anybatch.testing import memory_limit
+
+torch.set_num_threads(1)
+warnings.simplefilter("ignore")
+Task.can_be_foreseen = False
+
+def run(ub_size, growth_bytes):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(256, 1024), nn.ReLU(), nn.Dropout(0.2), nn.Linear(1024, 8))
+    x, y, sizes = torch.randn(4096, 256), torch.arange(4096) % 8, []
+
+    def function(x, y):
+        sizes.append(len(x))
+        return F.cross_entropy(net(x), y)
+
+    call = anybatch.apply(["x", "y"], ub_size=ub_size)(function)
+    with memory_limit(growth_bytes, malloc=1 << 16):
+        call(x=x, y=y)
+    return sizes, [parameter.grad for parameter in net.parameters()], torch.get_rng_state()
+
+sizes, gradients, state = run(anybatch.Auto(prefer="largest", budget=1 << 40), 24 << 20)
+_, expected, other = run(sizes[-1], 1 << 34)
+print(sizes.count(4096), sizes[-1] < 4096)
+print(torch.equal(state, other) and all(map(torch.equal, gradients, expected)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds a process to a limit on its memory")
+def test_real_limit_is_survived() -> None:
+    """Where one activation of all rows takes 16 MiB, 24 MiB that are all there is are enough."""
+    result = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True)
+    count, is_cut, is_same = result.stdout.split()
+    assert (int(count) >= 1, is_cut, is_same) == (True, "True", "True")
