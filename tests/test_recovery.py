@@ -240,7 +240,7 @@ SCENES: dict[str, tuple[Callable[..., Scene], dict[str, Any]]] = {
     "conv, deferred": (convolutional, {"has_gradients": True, "options": {"batch_norm": "deferred"}}),
     "conv, scaler": (convolutional, {"has_gradients": True, "has_scaler": True}),
     "conv, bfloat16": (in_bfloat16, {"has_gradients": True}),
-    "transformer": (transformer, {}),
+    "transformer": (transformer, {"options": {"on_inexact": "ignore"}}),
     "transformer, gradients": (transformer, {"has_gradients": True}),
 }
 
