@@ -6,6 +6,8 @@ Every error is also the built-in kind that it is, so code that knows nothing of 
     ├── BatchError (ValueError)        the named arguments can't be cut: missing, ambiguous, empty
     ├── LossError (TypeError)          the function did not return a loss, or did backward's work itself
     ├── WeightError (ValueError)       `weight=` gives something that is no weight
+    ├── TechniqueError (ValueError)    a technique can't work on this model or device, or got wrong options
+    │   └── ConflictError              two techniques don't go together
     ├── DoesNotFitError (RuntimeError) not even the smallest micro-batch fits into memory
     └── InexactError (RuntimeError)    the loss of the pieces can't be made the loss of the mini-batch
 
@@ -16,10 +18,12 @@ Every error is also the built-in kind that it is, so code that knows nothing of 
 __all__ = [
     "AnybatchError",
     "BatchError",
+    "ConflictError",
     "DoesNotFitError",
     "InexactError",
     "InexactWarning",
     "LossError",
+    "TechniqueError",
     "WeightError",
 ]
 
@@ -38,6 +42,14 @@ class LossError(AnybatchError, TypeError):
 
 class WeightError(AnybatchError, ValueError):
     """`weight=` gives something that can't weight a micro-batch."""
+
+
+class TechniqueError(AnybatchError, ValueError):
+    """A technique can't do what was asked, here or anywhere; nothing was changed."""
+
+
+class ConflictError(TechniqueError):
+    """Two techniques don't go together."""
 
 
 class DoesNotFitError(AnybatchError, RuntimeError):

@@ -1,0 +1,44 @@
+"""Every technique with options that are right, options that are wrong, and what it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from anybatch.techniques import Setting, Technique
+
+
+def network() -> nn.Module:
+    """Blocks that are alike, with BatchNorm and dropout, and a head."""
+    torch.manual_seed(0)
+    blocks = [
+        nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.25)) for _ in range(3)
+    ]
+    return nn.Sequential(nn.Sequential(*blocks), nn.Linear(6, 3)).double()
+
+
+def setting() -> Setting:
+    model = network()
+    return Setting.of(model, torch.optim.AdamW(model.parameters()))
+
+
+@dataclass(frozen=True)
+class Example:
+    """A technique as the conformance test needs it.
+
+    Attributes:
+        make: The technique, with options that differ from the defaults where there are any.
+        wrong: Options that it must refuse.
+        setting: Makes what it works on.
+    """
+
+    make: Callable[[], Technique]
+    wrong: tuple[dict[str, Any], ...] = ()
+    setting: Callable[[], Setting] = field(default=setting)
+
+
+EXAMPLES: dict[str, Example] = {}
