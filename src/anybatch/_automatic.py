@@ -15,7 +15,7 @@ from anybatch.errors import DoesNotFitError
 from anybatch.exact.batch_norm import batch_norms
 from anybatch.fit.auto import Auto
 from anybatch.fit.explanation import GAPS
-from anybatch.fit.guard import MemoryVerdict, memory_verdict
+from anybatch.fit.guard import MemoryVerdict, irrevocable, memory_verdict
 from anybatch.fit.record import Record
 from anybatch.fit.room import room_in
 from anybatch.memory.device import finish
@@ -88,12 +88,15 @@ class Automatic(Fitting):
         begin_s = time.perf_counter()
         with meter or nullcontext():
             yield
-            finish(self._device)
-        if len(sizes) > 1:
-            record.pace.see(self._divisor, self._rows, time.perf_counter() - begin_s)
-        if meter is not None:
-            self._see(record, meter, reusable_bytes, sizes)
-        record.see_call()
+            # The call is committed: nothing that fails from here on may have it made again.
+            with irrevocable():
+                finish(self._device)
+        with irrevocable():
+            if len(sizes) > 1:
+                record.pace.see(self._divisor, self._rows, time.perf_counter() - begin_s)
+            if meter is not None:
+                self._see(record, meter, reusable_bytes, sizes)
+            record.see_call()
 
     def _see(self, record: Record, meter: PeakMeter, reusable_bytes: int, sizes: Sequence[int]) -> None:
         """Takes note of what an attempt took; memory that was freed before it may have been used again."""
@@ -189,15 +192,21 @@ class Automatic(Fitting):
         available_bytes = None if record.room is None else record.room.available_bytes
         rows = self._least_rows
         needed_bytes = record.need.peak_bytes(rows) + record.step.state_bytes
-        unit = "One row needs" if rows == 1 else f"{rows} rows, the least that BatchNorm takes, need"
-        there = "less" if available_bytes is None else in_words(available_bytes)
         return DoesNotFitError(
-            f"`{self._task.bound.name}`: no micro-batch fits. {unit} {in_words(needed_bytes)} and "
-            f"{self._device} has {there} for it. {_advice(record, rows)}",
+            f"`{self._task.bound.name}`: no micro-batch fits. "
+            f"{self._shortage(rows, needed_bytes, available_bytes)}. {_advice(record, rows)}",
             rows=rows,
             needed_bytes=needed_bytes,
             available_bytes=available_bytes,
         )
+
+    def _shortage(self, rows: int, needed_bytes: int, available_bytes: int | None) -> str:
+        unit = "one row" if rows == 1 else f"{rows} rows, the least that BatchNorm takes"
+        if available_bytes is not None and available_bytes < needed_bytes:
+            needed, there = in_words(needed_bytes), in_words(available_bytes)
+            return f"{needed} are needed for {unit}, and {self._device} has {there} for it"
+        there = "" if available_bytes is None else f", where {in_words(available_bytes)} were to be had"
+        return f"Memory of {self._device} ran out with {unit}{there}"
 
 
 def _advice(record: Record, rows: int) -> str:

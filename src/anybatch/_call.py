@@ -32,7 +32,7 @@ from anybatch.exact.total import PieceLosses, total
 from anybatch.exact.weights import BatchWeights, Given
 from anybatch.fit.reach import Reach
 from anybatch.fit.transaction import Transaction
-from anybatch.memory.device import release, widest_float
+from anybatch.memory.device import release, unprepared, widest_float
 
 _MOST_ATTEMPTS = 12
 _DOUBTFUL = (
@@ -197,7 +197,10 @@ class Call:
     def learn(self, index: int, straddles: bool = False) -> None:
         """Probes the function on the piece of the given index."""
         self.tried.add((index, straddles))
-        self._learner.learn(self.sizes, index, straddles)
+        # With a size of our choice, memory may be so short that what kernels of other sizes keep matters.
+        is_spared = not isinstance(self.settings.ub_size, int)
+        with unprepared(self.device) if is_spared else nullcontext():
+            self._learner.learn(self.sizes, index, straddles)
 
     def learn_again(self, index: int) -> NoReturn:
         """Starts again with what the piece of the given index shows."""

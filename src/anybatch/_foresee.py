@@ -37,9 +37,8 @@ _KEPT = (
     "`apply`: {function} keeps tensors beyond its call. The run without memory that foresaw its need has "
     "left some of its own there, without values. Give `ub_size` as a number, or don't keep tensors"
 )
-# Convolutions copy what they take and give into layouts of their own, a third of all that is seen at worst.
-_WITH_SCRATCH = {"aten::convolution", "aten::convolution_backward"}
-_RATIO_WITH_SCRATCH = 0.75
+# What oneDNN keeps of a convolution for each size, forward or backward: half of 1.3 to 2.5 MiB (torch 2.13).
+_KERNEL_BYTES = 1 << 19
 # What a malloc that adjusts itself can use of the memory that it holds, at worst.
 _RATIO_WITH_GAPS = 0.5
 
@@ -126,19 +125,26 @@ def _foresee_symbolically(task: Task, record: Record) -> None:
         Untraceable: That is not possible, or shows too little.
     """
 
-    operators: set[str] = set()
+    traces: dict[int, Trace] = {}
 
     def run(rows: int) -> Trace:
         found = _run_symbolically(task, rows)
         if found.hidden:
             raise Untraceable(found.hidden[0])
-        operators.update(name.partition(".")[0] for name in found.trace.operators)
+        traces[rows] = found.trace
         return found.trace
 
     record.need.tensors = fit_curve(run)
-    if operators & _WITH_SCRATCH:
-        record.first_ratio *= _RATIO_WITH_SCRATCH
+    _expect_scratch(record.need, traces)
     record.how, record.is_foreseen = "symbolic runs of 2 and 3 rows", True
+
+
+def _expect_scratch(need: Need, traces: dict[int, Trace]) -> None:
+    """Until it is measured, the need holds what convolutions take beside tensors, and keep for each size."""
+    with_scratch = {rows: trace.with_scratch() for rows, trace in traces.items()}
+    convolutions = sum(amount > 0 for amount in next(iter(traces.values())).scratch_bytes)
+    if convolutions:
+        need.expected, need.size_bytes = fit_curve(with_scratch.__getitem__), convolutions * _KERNEL_BYTES
 
 
 def _foresee_by_running(task: Task, record: Record, reason: str) -> None:

@@ -18,7 +18,7 @@ from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses
 from anybatch.exact.values import Parts, Recorder
-from anybatch.fit.guard import is_out_of_memory
+from anybatch.fit.guard import irrevocable, is_out_of_memory
 from anybatch.fit.modules import has_backward_hooks
 from anybatch.fit.sums import ends_block, is_low, is_single
 from anybatch.fit.transaction import Transaction
@@ -315,4 +315,7 @@ def _give_input_gradients(transaction: Transaction, done: Sequence[_Done], ratio
         sources, gradients = zip(*found, strict=True)
         transaction.gradients.watch(("a batch entry", leaf) for leaf in graph.outline(sources).leaves)
         transaction.gradients.make_fresh()
-        torch.autograd.backward(sources, [gradient * ratio for gradient in gradients])
+        scaled = [gradient * ratio for gradient in gradients]
+        # Backward uses the caller's graph up: no other attempt could go up it again.
+        with irrevocable() if any(source.grad_fn is not None for source in sources) else nullcontext():
+            torch.autograd.backward(sources, scaled)

@@ -48,11 +48,12 @@ def test_less_than_predicted_changes_nothing() -> None:
 
 
 def test_what_a_new_size_keeps_is_expected_of_the_next_one() -> None:
-    """A size that was used needs nothing more; another as much again, twice, for a cut has two sizes."""
+    """A size that was used needs nothing more; another keeps as much again."""
     need = Need(Line(0, 10))
     need.see(10, 100 + 30, 30)
     assert need.peak_bytes(10) == 100
-    assert need.peak_bytes(11) == 110 + 2 * 30
+    assert need.peak_bytes(11) == 110 + 30
+    assert need.peak_bytes(11, sizes=2) == 110 + 2 * 30
     assert need.hidden_bytes_per_row == 0
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anybatch.fit.guard import final, is_out_of_memory
+from anybatch.fit.guard import irrevocable, is_out_of_memory
 from anybatch.fit.leaf import Hook, Leaf, shares_memory, write
 
 
@@ -76,7 +76,7 @@ def run_after_hooks(sums: Iterable[Sum]) -> None:
     Raises:
         Exception: That of a hook. No further attempt may follow it, for such hooks may have made a step.
     """
-    with torch.no_grad(), final():
+    with torch.no_grad(), irrevocable():
         for one in sums:
             tensor = one.leaf.reference()
             if one.value is not None and tensor is not None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["MemoryVerdict", "final", "is_out_of_memory", "memory_verdict"]
+__all__ = ["MemoryVerdict", "irrevocable", "is_out_of_memory", "memory_verdict"]
 
 
 class MemoryVerdict(enum.Enum):
@@ -58,7 +58,7 @@ _FINAL = "_anybatch_is_final"
 
 
 @contextmanager
-def final() -> Iterator[None]:
+def irrevocable() -> Iterator[None]:
     """A block that does what can't be undone: an error in it is no reason to try again."""
     try:
         yield
@@ -76,7 +76,7 @@ def memory_verdict(error: BaseException) -> MemoryVerdict:
     """What the error says about memory, looking through explicit causes and exception groups.
 
     An interruption (KeyboardInterrupt, SystemExit), alone or in a group, is never a question of memory: it
-    must not be answered by trying again. Nor is an error that left a `final` block.
+    must not be answered by trying again. Nor is an error that left an `irrevocable` block.
     """
     members = list(_members(error))
     if not all(isinstance(member, Exception) for member in members) or hasattr(error, _FINAL):

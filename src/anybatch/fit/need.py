@@ -89,6 +89,7 @@ class Need:
 
     Attributes:
         tensors: What tensors need.
+        expected: The same with what operators are expected to take beside them, until that is measured.
         hidden_bytes_per_row: What operators take beside tensors, as measured.
         size_bytes: What each new size of pieces keeps for good (prepared kernels); a cut has two sizes.
         penalty_bytes_per_row: What must be added where memory ran out although less was predicted.
@@ -96,6 +97,7 @@ class Need:
     """
 
     tensors: PeakOfRows
+    expected: PeakOfRows | None = None
     hidden_bytes_per_row: float = 0.0
     size_bytes: int = 0
     penalty_bytes_per_row: float = 0.0
@@ -106,14 +108,12 @@ class Need:
         """Was the prediction too low somewhere, so that it is not a straight line?"""
         return isinstance(self.tensors, Corrected)
 
-    def peak_bytes(self, rows: int) -> int:
-        """What pieces of at most so many rows need, beyond what is in use."""
-        beside = max(self.hidden_bytes_per_row, self.penalty_bytes_per_row) * rows
-        return (
-            self.tensors.peak_bytes(rows)
-            + int(beside)
-            + (0 if rows in self.used_rows else 2 * self.size_bytes)
-        )
+    def peak_bytes(self, rows: int, sizes: int = 1) -> int:
+        """What pieces of at most so many rows need, beyond what is in use, where they have so many sizes."""
+        beside_bytes = max(self.hidden_bytes_per_row, self.penalty_bytes_per_row) * rows
+        expected_bytes = 0 if self.expected is None else self.expected.peak_bytes(rows)
+        new_bytes = 0 if rows in self.used_rows else sizes * self.size_bytes
+        return max(self.tensors.peak_bytes(rows), expected_bytes) + int(beside_bytes) + new_bytes
 
     def largest_rows(self, budget_bytes: int, most_rows: int) -> int:
         """The most rows, up to `most_rows`, that need no more than so many bytes; 0 where there is none."""
@@ -134,8 +134,9 @@ class Need:
         self.use(rows)
         hidden_bytes = growth_bytes - self.tensors.peak_bytes(rows) - (kept_bytes if is_new else 0)
         self.hidden_bytes_per_row = max(self.hidden_bytes_per_row, hidden_bytes / rows)
+        self.expected = None
         if is_new:
-            self.size_bytes = max(self.size_bytes, kept_bytes // sizes)
+            self.size_bytes = kept_bytes // sizes
 
     def use(self, rows: int) -> None:
         """Takes note that pieces of at most so many rows have run: what they keep is in use from now on."""

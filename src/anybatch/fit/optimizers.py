@@ -36,7 +36,7 @@ class Optimizers:
         """What the next steps take with these parameters' gradients; as Adam's until one has been seen."""
         known = list(self)
         if not known:
-            return self._remembered(sum(map(Tensor.numel, parameters)), lambda: assumed_cost(parameters))
+            return self._remembered(sum(map(Tensor.numel, parameters)), partial(_assumed_cost, parameters))
         costs = [self._remembered((id(one), len(one.state)), partial(_cost_of, one)) for one in known]
         return OptimizerCost(
             sum(cost.state_bytes for cost in costs), max(cost.step_peak_bytes for cost in costs)
@@ -90,7 +90,16 @@ def _cost_of(optimizer: Optimizer) -> OptimizerCost:
     try:
         return optimizer_cost(optimizer)
     except Untraceable:
-        return OptimizerCost(0, 0) if optimizer.state else assumed_cost(_parameters(optimizer))
+        return OptimizerCost(0, 0) if optimizer.state else _assumed_cost(_parameters(optimizer))
+
+
+def _assumed_cost(parameters: Sequence[Tensor]) -> OptimizerCost:
+    """That of Adam; its two numbers per parameter where a shadow can't tell."""
+    try:
+        return assumed_cost(parameters)
+    except (Untraceable, MemoryError):
+        state_bytes = 2 * sum(one.numel() * one.element_size() for one in parameters)
+        return OptimizerCost(state_bytes, state_bytes)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

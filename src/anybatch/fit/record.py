@@ -13,7 +13,7 @@ __all__ = ["Record"]
 
 # The first size stays below what is predicted, for what operators take beside tensors is not known yet.
 _NOTHING = OptimizerCost(0, 0)
-_FIRST_RATIO = 0.8
+_FIRST_RATIO = 0.88
 # A size that ran out of memory is tried again after so many calls, then after twice as many, and so on.
 _LEAST_PATIENCE_CALLS = 16
 
@@ -78,12 +78,28 @@ class Record:
         It changes only where the old size no longer fits, or where fewer pieces would do: each new size of
         pieces costs memory and preparation.
         """
-        self.ceiling_rows = min(most_rows, self._fitting_rows())
-        if not self._keeps(rows):
-            first_rows = int(self._fitting_rows() * self.first_ratio)
-            is_cautious = not self.is_measured and first_rows < rows
-            self.limit_rows = min(self.ceiling_rows, first_rows) if is_cautious else self.ceiling_rows
+        fitting_rows = self._fitting_rows()
+        self.ceiling_rows = min(most_rows, fitting_rows)
+        first_rows = int(fitting_rows * self.first_ratio)
+        is_cautious = not self.is_measured and first_rows < rows
+        new_rows = self._cuttable(rows, min(most_rows, first_rows) if is_cautious else self.ceiling_rows)
+        if self._keeps(rows, new_rows):
+            self.ceiling_rows = max(self.ceiling_rows, self.limit_rows)
+        else:
+            self.limit_rows = new_rows
         return self.limit_rows
+
+    def _cuttable(self, rows: int, most_rows: int) -> int:
+        """The size of the fewest pieces that fit, of at most so many rows: an uneven cut has two sizes."""
+        pieces = _pieces(rows, most_rows)
+        if pieces == 1 or self.available_bytes is None:
+            return most_rows
+        while rows % pieces and pieces < rows:
+            size = _pieces(rows, pieces)
+            if self.need.peak_bytes(size, sizes=2) <= self.available_bytes:
+                break
+            pieces += 1
+        return min(most_rows, _pieces(rows, pieces))
 
     def _fitting_rows(self) -> int:
         """The most rows that fit by all that is known."""
@@ -92,10 +108,10 @@ class Record:
         rows = self.need.largest_rows(self.available_bytes, sys.maxsize)
         return min(rows, self._most_after_failure or rows)
 
-    def _keeps(self, rows: int) -> bool:
+    def _keeps(self, rows: int, new_rows: int) -> bool:
         if not (self.limit_rows and self.is_measured) or self._exceeds(self.limit_rows):
             return False
-        return self.has_gaps or _pieces(rows, self.ceiling_rows) >= _pieces(rows, self.limit_rows)
+        return self.has_gaps or _pieces(rows, new_rows) >= _pieces(rows, self.limit_rows)
 
     def _exceeds(self, rows: int) -> bool:
         # What an allocation found no gap for was measured, too, and is there the next time.
@@ -146,4 +162,5 @@ class Record:
 
 
 def _pieces(rows: int, most_rows: int) -> int:
+    """How many pieces of so many rows, or fewer; and how many rows in so many pieces, or fewer."""
     return -(-rows // max(most_rows, 1))

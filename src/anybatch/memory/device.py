@@ -6,7 +6,8 @@ Rule 5: no other file names a kind of device.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from typing import final
@@ -28,6 +29,7 @@ __all__ = [
     "is_accelerator",
     "memory_kind",
     "release",
+    "unprepared",
     "widest_float",
     "with_index",
 ]
@@ -109,6 +111,27 @@ def release(device: torch.device | None) -> None:
     gc.collect()
     if device is not None and is_accelerator(device):
         torch.accelerator.empty_cache()
+
+
+@contextmanager
+def unprepared(device: torch.device | None) -> Iterator[None]:
+    """A context in which a host's operators prepare, and keep, no kernels for each size that they meet.
+
+    oneDNN keeps some MiB per size and network (38 MiB for a ResNet). Sizes that come once are not worth that.
+    """
+    if device is not None and is_accelerator(device):
+        yield
+        return
+    # `torch.backends.mkldnn.flags` sets more, and warns of it (torch 2.13). NNPACK would take oneDNN's place
+    # from 16 rows on, with another rounding than for fewer.
+    enabled = torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_nnpack_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled[0])
+        torch._C._set_nnpack_enabled(enabled[1])
 
 
 def _named_device(value: str | int | torch.device) -> torch.device:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import numpy as np
@@ -41,6 +41,7 @@ class Trace:
         phases: What the program was doing at each event; empty where nobody said.
         labels: Where in the program each event is; empty where nobody said.
         lifetimes: Every storage; empty for traces that were made up.
+        scratch_bytes: What each operator is expected to take beside tensors; empty where nobody said.
     """
 
     operators: tuple[str, ...]
@@ -48,6 +49,7 @@ class Trace:
     phases: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     lifetimes: tuple[Lifetime, ...] = ()
+    scratch_bytes: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -56,6 +58,7 @@ class Trace:
         phases: Sequence[str],
         labels: Sequence[str],
         lifetimes: Sequence[Lifetime],
+        scratch_bytes: Sequence[int] = (),
     ) -> Trace:
         """The trace that some lifetimes give."""
         steps = np.zeros(len(operators) + 2, dtype=np.int64)
@@ -64,7 +67,9 @@ class Trace:
             np.add.at(steps, np.asarray(born), np.asarray(amounts, dtype=np.int64))
             np.subtract.at(steps, np.asarray(died), np.asarray(amounts, dtype=np.int64))
         live_bytes = np.cumsum(steps)[: len(operators)]
-        return cls(tuple(operators), live_bytes, tuple(phases), tuple(labels), tuple(lifetimes))
+        return cls(
+            tuple(operators), live_bytes, tuple(phases), tuple(labels), tuple(lifetimes), tuple(scratch_bytes)
+        )
 
     @property
     def begin_bytes(self) -> int:
@@ -92,7 +97,13 @@ class Trace:
     def without(self, holder: str) -> Trace:
         """The same run, as if what one holder has did not count."""
         others = [each for each in self.lifetimes if each.holder != holder]
-        return Trace.of(self.operators, self.phases, self.labels, others)
+        return Trace.of(self.operators, self.phases, self.labels, others, self.scratch_bytes)
+
+    def with_scratch(self) -> Trace:
+        """The same run, as if what operators are expected to take beside tensors were alive during them."""
+        if not self.scratch_bytes:
+            return self
+        return replace(self, live_bytes=self.live_bytes + np.array(self.scratch_bytes, dtype=np.int64))
 
     def holders(self, event: int) -> dict[str, int]:
         """Bytes alive at an event by holder, the largest first."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from anybatch.memory.scratch import CONVOLUTIONS, scratch_bytes
 from anybatch.memory.trace import BEGIN, Lifetime, Trace
 
 __all__ = ["Tracker"]
@@ -80,6 +81,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
         self._operators: list[Any] = [BEGIN]
         self._phases: list[str] = ["begin"]
         self._labels: list[str] = [""]
+        self._scratch_bytes: list[int] = [0]
 
     def hold(self, tensors: Iterable[Tensor], holder: str = "held") -> None:
         """Counts the storages of tensors that exist already, from now until they die.
@@ -111,6 +113,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
         for record in self._records:
             record.born = 0
         self._operators, self._phases, self._labels = [BEGIN], ["begin"], [""]
+        self._scratch_bytes = [0]
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
         """From the begin on, the storages of some tensors do not count."""
@@ -156,7 +159,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
             if record.counts and (device is None or record.device == device)
         ]
         names = [operator if isinstance(operator, str) else operator.name() for operator in self._operators]
-        return Trace.of(names, self._phases, self._labels, lifetimes)
+        return Trace.of(names, self._phases, self._labels, lifetimes, self._scratch_bytes)
 
     def __enter__(self) -> Self:
         _followers.append(self)
@@ -195,11 +198,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's mo
             look = _looks[func] = _look_at(func)
         if look is not None:
             look(self, args, result)
-            self._note(func)
+            self._note(func, scratch_bytes(func, args, result) if func in CONVOLUTIONS else 0)
         return result
 
-    def _note(self, operator: Any) -> None:
+    def _note(self, operator: Any, scratch_bytes: int = 0) -> None:
         self._operators.append(operator)
+        self._scratch_bytes.append(scratch_bytes)
         self._phases.append(self._phase_now())
         self._labels.append("" if self._label is None else self._label())
 
