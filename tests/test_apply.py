@@ -558,3 +558,46 @@ def test_learned_coefficient_over_ignored_pieces(ub_size: int) -> None:
         return (-scale).exp() * F.cross_entropy(model["net"](x), y) + scale
 
     assert_exact(function, {"x": torch.randn(9, 5), "y": y}, model, ub_size)
+
+
+def test_call_that_trains_inside_of_another_is_refused() -> None:
+    """It would run backward once per piece of the outer call: an error, and nothing has changed."""
+    model, other = nn.Linear(3, 2).double(), nn.Linear(3, 2).double()
+
+    @anybatch.apply(["x"], ub_size=2)
+    def inner(x: Tensor) -> Tensor:
+        return other(x).square().mean()
+
+    @anybatch.apply(["x"], ub_size=4)
+    def outer(x: Tensor) -> Tensor:
+        inner(x)
+        return model(x).square().mean()
+
+    x = torch.randn(10, 3, dtype=torch.float64)
+    with pytest.raises(LossError, match=r"inner inside of .*outer"):
+        outer(x)
+    assert all(leaf.grad is None for module in (model, other) for leaf in module.parameters())
+    inner(x)
+    expected = torch.autograd.grad(other(x).square().mean(), other.weight)[0]
+    torch.testing.assert_close(other.weight.grad, expected)
+
+
+def test_evaluation_inside_of_a_call_stays_exact() -> None:
+    """With gradients disabled nothing is trained: a teacher may be asked in pieces of its own."""
+    model, teacher = nn.Linear(3, 2).double(), nn.Linear(3, 2).double()
+
+    @anybatch.apply(["x"], ub_size=2)
+    def ask(x: Tensor) -> tuple[Tensor, Tensor]:
+        output = teacher(x)
+        return output.square().mean(), output
+
+    @anybatch.apply(["x"], ub_size=4)
+    def step(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            _, target = ask(x)
+        return (model(x) - target).square().mean()
+
+    x = torch.randn(10, 3, dtype=torch.float64)
+    step(x)
+    expected = torch.autograd.grad((model(x) - teacher(x).detach()).square().mean(), model.weight)[0]
+    torch.testing.assert_close(model.weight.grad, expected)

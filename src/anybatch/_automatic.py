@@ -25,6 +25,7 @@ from anybatch.memory.reading import in_words
 __all__ = ["Automatic", "Task"]
 
 _MOST_CONFIRMATIONS = 10
+_MUCH_TIMES = 16
 
 
 @final
@@ -211,7 +212,9 @@ class Automatic(Fitting):
 
 def _advice(record: Record, rows: int) -> str:
     """Which techniques would help, by what needs most."""
-    if record.has_gaps and record.failures:
+    available_bytes = record.available_bytes
+    is_short = available_bytes is not None and available_bytes < _MUCH_TIMES * record.need.peak_bytes(rows)
+    if record.has_gaps and record.failures and is_short:
         return GAPS
     fixed_bytes = record.need.tensors.peak_bytes(0) + record.step.state_bytes
     if fixed_bytes > record.need.tensors.peak_bytes(rows) // 2:

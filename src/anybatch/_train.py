@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from anybatch._call import Again, Call
 from anybatch._run import Returned, answer, eager, light_graph, returned
 from anybatch.batch import InputGradient, Piece, detach, input_gradients
+from anybatch.errors import LossError
 from anybatch.exact import correction, graph, scale, shares, values
 from anybatch.exact.pattern import Pattern
 from anybatch.exact.reading import Reading
@@ -24,6 +26,7 @@ from anybatch.fit.sums import ends_block, is_low, is_single
 from anybatch.fit.transaction import Transaction
 
 _LARGEST_STEP = 4.0
+_training: ContextVar[str | None] = ContextVar("training", default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +59,21 @@ def train(call: Call) -> Any:
 
     Returns:
         The loss, or a tuple of the loss and the outputs, as the function returns them.
+
+    Raises:
+        LossError: Another call is training: this one would run once for each of its pieces.
     """
-    return call.fitted(lambda: _train(call))
+    outer = _training.get()
+    if outer is not None:
+        raise LossError(
+            "`apply`: a call that trains is made by itself, for it runs backward. "
+            f"Got {call.bound.name} inside of {outer}, which runs once per micro-batch. Call it before."
+        )
+    token = _training.set(call.bound.name)
+    try:
+        return call.fitted(lambda: _train(call))
+    finally:
+        _training.reset(token)
 
 
 def _train(call: Call) -> Any:
