@@ -14,8 +14,7 @@ from typing import Any
 from anybatch.testing import memory_limit
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(64 << 10), "MALLOC_TRIM_THRESHOLD_": str(64 << 10)}
-"""glibc's malloc for all alike: else what fits is not repeatable, and a larger size may fit where a smaller one
-does not."""
+"""glibc's malloc for all alike: else what fits is not repeatable, and may not even shrink with the size."""
 
 LONGEST_S = 150
 
