@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anybatch.techniques import Setting, Technique
+from anybatch.techniques import Checkpointing, Setting, Technique
 
 
 def network() -> nn.Module:
@@ -41,4 +41,18 @@ class Example:
     setting: Callable[[], Setting] = field(default=setting)
 
 
-EXAMPLES: dict[str, Example] = {}
+EXAMPLES: dict[str, Example] = {
+    "Checkpointing": Example(
+        lambda: Checkpointing("0.*", every=2),
+        wrong=(
+            {"modules": ""},
+            {"modules": ()},
+            {"modules": 3},
+            {"modules": ("auto", "0")},
+            {"modules": int},
+            {"every": 0},
+            {"every": True},
+            {"every": 1.5},
+        ),
+    ),
+}

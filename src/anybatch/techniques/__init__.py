@@ -4,16 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anybatch.techniques.checkpointing import Checkpointing
     from anybatch.techniques.loader_options import LoaderOptions
     from anybatch.techniques.technique import Setting, Technique
 
 _FILES = {
+    "Checkpointing": "checkpointing",
     "LoaderOptions": "loader_options",
     "Setting": "technique",
     "Technique": "technique",
 }
 
-__all__ = ["LoaderOptions", "Setting", "Technique"]
+__all__ = ["Checkpointing", "LoaderOptions", "Setting", "Technique"]
 
 
 def __getattr__(name: str) -> Any:
