@@ -45,6 +45,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
     class NoMeter:
         begin_bytes = end_bytes = growth_bytes = 0
+        is_marked = False
 
         def __init__(self, device: torch.device) -> None:
             pass

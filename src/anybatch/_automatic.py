@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -48,7 +49,10 @@ class Automatic(Fitting):
 
     def most_rows(self) -> int:
         record = self._record = self._known()
-        record.room = room_in(self._auto.memory(self._device), self._auto.budget, self._auto.margin)
+        state = self._auto.memory(self._device)
+        # Without gaps, what malloc holds serves small tensors only.
+        state = state if record.has_gaps else replace(state, reusable_bytes=0)
+        record.room = room_in(state, self._auto.budget, self._auto.margin)
         if self._task.trains:
             self._auto.optimizers.look_for(self._task.parameters)
             record.step = self._auto.optimizers.cost(self._task.parameters)
@@ -97,15 +101,19 @@ class Automatic(Fitting):
                 record.pace.see(self._divisor, self._rows, time.perf_counter() - begin_s)
             if meter is not None:
                 self._see(record, meter, reusable_bytes, sizes)
-            record.see_call()
+            record.see_call(self._per_device(sizes))
 
     def _see(self, record: Record, meter: PeakMeter, reusable_bytes: int, sizes: Sequence[int]) -> None:
         """Takes note of what an attempt took; memory that was freed before it may have been used again."""
-        growth_bytes = meter.growth_bytes + reusable_bytes
+        # Where there are gaps, it may not have been of use, and counts as taken.
+        growth_bytes = meter.growth_bytes + (reusable_bytes if record.has_gaps else 0)
         left_bytes = self._auto.memory(self._device).reusable_bytes
         kept_bytes = meter.end_bytes - meter.begin_bytes + reusable_bytes - left_bytes
         kept_bytes = max(0, kept_bytes - self._task.gradient_bytes())
-        record.see_success(-(-max(sizes) // self._shares), growth_bytes, kept_bytes, len(set(sizes)))
+        record.see_success(self._per_device(sizes), growth_bytes, kept_bytes, is_exact=meter.is_marked)
+
+    def _per_device(self, sizes: Sequence[int]) -> list[int]:
+        return [-(-size // self._shares) for size in sizes]
 
     def _confirmed(self, record: Record) -> int:
         """The ceiling, at which the prediction was compared with a symbolic run of that size."""

@@ -35,7 +35,7 @@ def test_need_is_that_of_tensors_before_anything_is_measured() -> None:
 def test_hidden_bytes_count_by_row() -> None:
     """What operators took beside tensors is expected of other sizes in proportion to their rows."""
     need = Need(Line(1000, 10))
-    need.see(10, 1000 + 100 + 50, 0)
+    need.see([10], 1000 + 100 + 50, 0)
     assert need.peak_bytes(20) == 1000 + 200 + 100
     assert need.largest_rows(1000 + 15 * 20, 100) == 20
 
@@ -43,18 +43,31 @@ def test_hidden_bytes_count_by_row() -> None:
 def test_less_than_predicted_changes_nothing() -> None:
     """A call that took less may have taken it elsewhere: the prediction stands."""
     need = Need(Line(1000, 10))
-    need.see(10, 900, 0)
+    need.see([10, 9], 900, 0)
     assert need.peak_bytes(10) == 1100
+
+
+def test_less_than_predicted_counts_where_it_is_exact() -> None:
+    """A high-water mark below the prediction counts: small tensors found memory. 15 % of it are believed."""
+    need = Need(Line(0, 10))
+    need.see([10], 90, 0, is_exact=True)
+    assert need.peak_bytes(20) == 180
+    need = Need(Line(0, 10))
+    need.see([10], 10, 0, is_exact=True)
+    assert need.peak_bytes(20) == 170
 
 
 def test_what_a_new_size_keeps_is_expected_of_the_next_one() -> None:
     """A size that was used needs nothing more; another keeps as much again."""
     need = Need(Line(0, 10))
-    need.see(10, 100 + 30, 30)
+    need.see([10], 100 + 30, 30)
     assert need.peak_bytes(10) == 100
     assert need.peak_bytes(11) == 110 + 30
     assert need.peak_bytes(11, sizes=2) == 110 + 2 * 30
     assert need.hidden_bytes_per_row == 0
+    assert need.superfluous_bytes == 0
+    need.use([11])
+    assert need.superfluous_bytes == 30
 
 
 @pytest.mark.parametrize("rows", [2, 3, 10, 1000])

@@ -2,13 +2,15 @@
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol, final
 
 __all__ = ["Corrected", "Need", "PeakOfRows", "Unknown", "corrected"]
 
+# The part of the need that memory which is there already, in malloc's own heap, is believed to have met.
+_MOST_FOUND_RATIO = 0.15
 _NEAR_RATIO = 0.5
 _NEAR_JUMP_RATIO = 0.75
 
@@ -90,10 +92,10 @@ class Need:
     Attributes:
         tensors: What tensors need.
         expected: The same with what operators are expected to take beside them, until that is measured.
-        hidden_bytes_per_row: What operators take beside tensors, as measured.
+        hidden_bytes_per_row: What operators take beside tensors, as measured; below 0 where less was taken.
         size_bytes: What each new size of pieces keeps for good (prepared kernels); a cut has two sizes.
         penalty_bytes_per_row: What must be added where memory ran out although less was predicted.
-        used_rows: The sizes that have run.
+        used_sizes: The rows of pieces that have run.
     """
 
     tensors: PeakOfRows
@@ -101,7 +103,7 @@ class Need:
     hidden_bytes_per_row: float = 0.0
     size_bytes: int = 0
     penalty_bytes_per_row: float = 0.0
-    used_rows: set[int] = field(default_factory=set)
+    used_sizes: set[int] = field(default_factory=set)
 
     @property
     def is_bent(self) -> bool:
@@ -110,9 +112,9 @@ class Need:
 
     def peak_bytes(self, rows: int, sizes: int = 1) -> int:
         """What pieces of at most so many rows need, beyond what is in use, where they have so many sizes."""
-        beside_bytes = max(self.hidden_bytes_per_row, self.penalty_bytes_per_row) * rows
+        beside_bytes = max(self.hidden_bytes_per_row, self.penalty_bytes_per_row or -math.inf) * rows
         expected_bytes = 0 if self.expected is None else self.expected.peak_bytes(rows)
-        new_bytes = 0 if rows in self.used_rows else sizes * self.size_bytes
+        new_bytes = 0 if rows in self.used_sizes else sizes * self.size_bytes
         return max(self.tensors.peak_bytes(rows), expected_bytes) + int(beside_bytes) + new_bytes
 
     def largest_rows(self, budget_bytes: int, most_rows: int) -> int:
@@ -121,30 +123,38 @@ class Need:
             self.peak_bytes, budget_bytes, min(most_rows, self.tensors.largest_rows(budget_bytes))
         )
 
-    def see(self, rows: int, growth_bytes: int, kept_bytes: int, sizes: int = 1) -> None:
-        """Takes note of what pieces of some rows really took.
+    @property
+    def superfluous_bytes(self) -> int:
+        """What sizes have kept beyond the first one: a process that kept to one size would have it, too."""
+        return max(0, len(self.used_sizes) - 1) * self.size_bytes
+
+    def see(
+        self, sizes: Iterable[int], growth_bytes: int, kept_bytes: int, *, is_exact: bool = False
+    ) -> None:
+        """Takes note of what pieces of some sizes really took.
 
         Args:
-            rows: Rows of the largest piece.
+            sizes: The rows of each piece.
             growth_bytes: The most bytes in use, beyond those in use before.
             kept_bytes: What stayed in use that no tensor holds.
-            sizes: How many sizes the pieces had.
+            is_exact: Is the growth surely not more? Small tensors may have been given memory that was there.
         """
-        is_new = rows not in self.used_rows
-        self.use(rows)
-        hidden_bytes = growth_bytes - self.tensors.peak_bytes(rows) - (kept_bytes if is_new else 0)
-        self.hidden_bytes_per_row = max(self.hidden_bytes_per_row, hidden_bytes / rows)
+        rows, new = max(sizes), set(sizes) - self.used_sizes
+        self.use(sizes)
+        hidden_bytes = growth_bytes - self.tensors.peak_bytes(rows) - (kept_bytes if new else 0)
+        least_bytes = -_MOST_FOUND_RATIO * self.tensors.peak_bytes(rows) if is_exact else 0.0
+        self.hidden_bytes_per_row = max(least_bytes, hidden_bytes) / rows
         self.expected = None
-        if is_new:
-            self.size_bytes = kept_bytes // sizes
+        if new:
+            self.size_bytes = kept_bytes // len(new)
 
-    def use(self, rows: int) -> None:
-        """Takes note that pieces of at most so many rows have run: what they keep is in use from now on."""
-        self.used_rows.add(rows)
+    def use(self, sizes: Iterable[int]) -> None:
+        """Takes note that pieces of some sizes have run: what they keep is in use from now on."""
+        self.used_sizes.update(sizes)
 
     def see_failure(self, rows: int, available_bytes: int) -> None:
         """Takes note that pieces of some rows do not fit into so many bytes."""
-        missing_bytes = available_bytes + 1 - self.tensors.peak_bytes(rows)
+        missing_bytes = max(1, available_bytes + 1 - self.tensors.peak_bytes(rows))
         self.penalty_bytes_per_row = max(self.penalty_bytes_per_row, missing_bytes / rows)
 
     def rows_after_failure(self, rows: int, available_bytes: int) -> int:

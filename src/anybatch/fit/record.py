@@ -1,6 +1,7 @@
 """What is known of calls of one kind whose rows have one shape, and the size that follows from it."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -32,7 +33,7 @@ class Record:
         first_ratio: The part of the predicted size that the first call uses.
         has_gaps: Does malloc keep what is freed in pieces, into which only the same size fits again?
         pace: How fast the sizes are that were tried.
-        ceiling_rows: The most rows that fit, as far as is known.
+        ceiling_rows: The most rows that fit, as far as is known, where a process keeps to one size.
         limit_rows: The most rows that are used: less than the ceiling where that makes no difference.
         rows: The size that was used last; 0 before the first call.
         reason: Why that size.
@@ -79,13 +80,11 @@ class Record:
         pieces costs memory and preparation.
         """
         fitting_rows = self._fitting_rows()
-        self.ceiling_rows = min(most_rows, fitting_rows)
+        self.ceiling_rows = min(most_rows, self._fitting_rows(self.need.superfluous_bytes))
         first_rows = int(fitting_rows * self.first_ratio)
         is_cautious = not self.is_measured and first_rows < rows
-        new_rows = self._cuttable(rows, min(most_rows, first_rows) if is_cautious else self.ceiling_rows)
-        if self._keeps(rows, new_rows):
-            self.ceiling_rows = max(self.ceiling_rows, self.limit_rows)
-        else:
+        new_rows = self._cuttable(rows, min(most_rows, first_rows if is_cautious else fitting_rows))
+        if not self._keeps(rows, new_rows):
             self.limit_rows = new_rows
         return self.limit_rows
 
@@ -101,11 +100,11 @@ class Record:
             pieces += 1
         return min(most_rows, _pieces(rows, pieces))
 
-    def _fitting_rows(self) -> int:
-        """The most rows that fit by all that is known."""
+    def _fitting_rows(self, more_bytes: int = 0) -> int:
+        """The most rows that fit by all that is known, into what there is and some bytes more."""
         if self.available_bytes is None:
             return self._most_after_failure or sys.maxsize
-        rows = self.need.largest_rows(self.available_bytes, sys.maxsize)
+        rows = self.need.largest_rows(self.available_bytes + more_bytes, sys.maxsize)
         return min(rows, self._most_after_failure or rows)
 
     def _keeps(self, rows: int, new_rows: int) -> bool:
@@ -127,14 +126,16 @@ class Record:
         self._confirmed_last = rows
         self.confirmed_rows = max(self.confirmed_rows, rows)
 
-    def see_success(self, rows: int, growth_bytes: int, kept_bytes: int, sizes: int) -> None:
+    def see_success(
+        self, sizes: Sequence[int], growth_bytes: int, kept_bytes: int, *, is_exact: bool
+    ) -> None:
         """Takes note of what a call took that was measured."""
-        self.need.see(rows, growth_bytes, kept_bytes, sizes)
+        self.need.see(sizes, growth_bytes, kept_bytes, is_exact=is_exact and not self.has_gaps)
         self.is_measured = True
 
-    def see_call(self) -> None:
-        """Takes note of a call that went through."""
-        self.need.use(self.rows)
+    def see_call(self, sizes: Sequence[int]) -> None:
+        """Takes note of a call that went through, in pieces of some sizes."""
+        self.need.use(sizes)
         if self._calls_to_wait:
             self._calls_to_wait -= 1
             if not self._calls_to_wait:

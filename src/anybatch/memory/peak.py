@@ -31,6 +31,7 @@ class PeakMeter:
         peak_bytes: Most in use in between; during the block, what is known so far.
         source: Who says what `peak_bytes` is.
         is_exact: Is it a high-water mark?
+        is_marked: Is it at least a high-water mark of what was written to?
 
     Example:
         >>> with PeakMeter(torch.device("cpu")) as meter:
@@ -53,7 +54,7 @@ class PeakMeter:
         self._touched: Touched | None = None
         self.begin_bytes = self.end_bytes = self.peak_bytes = 0
         self.source = "not measured"
-        self.is_exact = False
+        self.is_exact = self.is_marked = False
 
     @property
     def growth_bytes(self) -> int:
@@ -76,6 +77,7 @@ class PeakMeter:
         self._sampler.stop()
         self.end_bytes = self._gauge.live_bytes()
         touched_bytes = self.begin_bytes + self._touched_growth_bytes()
+        self.is_marked = touched_bytes > self.begin_bytes
         self._read(max(self._sampled_bytes, self.begin_bytes, self.end_bytes, touched_bytes))
 
     def _touched_growth_bytes(self) -> int:
