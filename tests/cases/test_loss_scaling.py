@@ -143,6 +143,19 @@ def test_loss_that_is_scaled_already_is_refused(spoil: Any, ub_size: int) -> Non
     assert scaler.state_dict() == before
 
 
+@pytest.mark.parametrize("reduce", [Tensor.mean, Tensor.sum])
+def test_losses_of_rows_that_are_scaled_already_are_refused(reduce: Any) -> None:
+    """The same where the losses of rows are scaled, and their mean or sum is taken then."""
+    model, _, scaler = fresh()
+
+    def train_fn(x: Tensor, y: Tensor) -> Tensor:
+        return reduce(scaler.scale(F.mse_loss(model(x), y, reduction="none")))
+
+    with pytest.raises(LossError, match=r"train_fn.*scaled it itself"):
+        anybatch.apply(["x", "y"], ub_size=3, scaler=scaler)(train_fn)(**regression(10))
+    assert model.weight.grad is None
+
+
 def test_gradient_penalty_may_scale_within() -> None:
     """A scaled loss from which the function takes gradients itself, and unscales them, is no scaled loss."""
     batch = regression(10)

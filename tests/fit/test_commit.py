@@ -203,3 +203,31 @@ def test_requires_grad_is_put_back() -> None:
     with pytest.raises(Boom):
         anybatch.apply(["x", "y"], ub_size=UB_SIZE)(function)(**batch())
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("trait", "change"), [("shape", lambda g: g[:1]), ("dtype", lambda g: g.float())], ids=["shape", "dtype"]
+)
+def test_hook_that_returns_another_kind_of_gradient(trait: str, change: Callable[[Tensor], Tensor]) -> None:
+    """It is an error that names the leaf, as in plain PyTorch, and gradients are as they were (Rule 3)."""
+    model = nn.Linear(3, 2).double()
+    model.weight.grad, model.bias.grad = torch.ones(2, 3).double(), torch.ones(2).double()
+    model.bias.register_hook(change)
+    step = anybatch.apply(["x"], ub_size=4)(lambda x: model(x).square().mean())
+    with pytest.raises(RuntimeError, match=rf"{trait} .*bias"):
+        step(torch.randn(10, 3, dtype=torch.float64))
+    assert bool((model.weight.grad == 1).all())
+    assert bool((model.bias.grad == 1).all())
+
+
+def test_gradient_that_cannot_be_written_to() -> None:
+    """One that is expanded gets its sum in a tensor of its own, and the others theirs in place."""
+    model = nn.Linear(3, 2).double()
+    model.weight.grad = weight = torch.ones(2, 3).double()
+    model.bias.grad = torch.zeros((), dtype=torch.float64).expand(2)
+    x = torch.randn(10, 3, dtype=torch.float64)
+    expected = torch.autograd.grad(model(x).square().mean(), list(model.parameters()))
+    anybatch.apply(["x"], ub_size=4)(lambda x: model(x).square().mean())(x)
+    assert model.weight.grad is weight
+    torch.testing.assert_close(model.weight.grad, expected[0] + 1)
+    torch.testing.assert_close(model.bias.grad, expected[1])

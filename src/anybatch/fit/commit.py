@@ -91,8 +91,20 @@ def _hooked(leaf: Leaf, own: Iterable[Hook]) -> Tensor | None:
         return None
     for hook in own:
         replaced = hook(gradient)
-        gradient = gradient if replaced is None else replaced
+        gradient = gradient if replaced is None else _checked(replaced, gradient, leaf.name)
     return gradient
+
+
+def _checked(replaced: Tensor, gradient: Tensor, name: str) -> Tensor:
+    """What a hook returned: it must be like the gradient, as plain PyTorch wants it."""
+    for trait in ("shape", "dtype", "device", "layout"):
+        got, wanted = getattr(replaced, trait), getattr(gradient, trait)
+        if got != wanted:
+            raise RuntimeError(
+                f"`apply`: a hook returns a gradient of the {trait} that it was given. "
+                f"Got {got} for {wanted} of {name}. Mend the hook."
+            )
+    return replaced
 
 
 def _save(leaves: Iterable[Leaf]) -> None:
@@ -112,6 +124,9 @@ def _sum(leaf: Leaf, gradient: Tensor | None, after: list[Callable[[Tensor], Non
     if before.layout != gradient.layout:
         mixed = before + gradient if before.layout == torch.strided else gradient + before
         return Sum(leaf, mixed, before if mixed.layout == before.layout else None, after)
+    if before.is_inference() or torch._debug_has_internal_overlap(before):
+        # It can't be written to: found before anything is.
+        return Sum(leaf, before + gradient, None, after)
     is_alike = before.dtype == gradient.dtype and before.device == gradient.device
     is_ours = is_alike and before.layout == torch.strided and not (is_shown or shares_memory(gradient))
     return Sum(leaf, gradient.add_(before) if is_ours else before + gradient, before, after)

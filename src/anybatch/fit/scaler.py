@@ -31,7 +31,7 @@ class LossScaler:
         return list(losses) if self._scaler is None else [self._scaler.scale(loss) for loss in losses]
 
     def check_unscaled(self, losses: Sequence[Tensor], function: str) -> None:
-        """Looks for a multiplication by the scale on the way down from the losses to where rows collapse.
+        """Looks for a multiplication by the scale near the losses: of these, or of the losses of rows.
 
         Raises:
             LossError: There is one.
@@ -77,16 +77,17 @@ class _Kept:
 
 
 def _scalar_nodes(root: Node) -> Iterator[Node]:
-    """The nodes below that give single numbers, without those below other tensors."""
+    """The nodes below that give single numbers, and those that these are directly made of."""
     seen: set[Node] = set()
     waiting: list[Node | None] = [root]
     while waiting:
         node = waiting.pop()
-        if node is None or node in seen or any(len(one.shape) for one in node._input_metadata):
+        if node is None or node in seen:
             continue
         seen.add(node)
         yield node
-        waiting += [below for below, _ in node.next_functions]
+        if not any(len(one.shape) for one in node._input_metadata):
+            waiting += [below for below, _ in node.next_functions]
 
 
 def _factors(node: Node) -> list[Tensor]:
