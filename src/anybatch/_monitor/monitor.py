@@ -73,8 +73,8 @@ class MemoryMonitor:
                 runs, which costs a little for every module of a model: name them where one is compiled.
                 Every optimizer that steps is watched; the state of those named counts from the begin.
             device: The device to watch; that of the modules, else the current accelerator, else the host.
-            kind: `"counters"` reads what the device or the system counts, for less than 1 % of a step of
-                20 ms. `"tracked"` follows every tensor, exactly and slowly.
+            kind: `"counters"` reads what the device or the system counts, for 0.2 to 0.5 ms a step on a
+                host. `"tracked"` follows every tensor, exactly and slowly.
             per_module: Tell activations apart by the module that made them; `"tracked"` only.
             sample_s: Seconds between two samples of `"counters"`, at least; 0 for none.
 
