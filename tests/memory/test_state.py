@@ -81,15 +81,16 @@ def test_metal_counts_what_its_driver_holds(monkeypatch: pytest.MonkeyPatch) -> 
     ("free_bytes", "expected_bytes"), [(300, 900), (900, 1000)], ids=["others hold the rest", "nobody does"]
 )
 def test_host_budget(free_bytes: int, expected_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that holds 600 of 1000 bytes gets what is free, and no more than the limit leaves."""
+    """A process that holds 600 of 1000 bytes, 70 of them freed, gets these and what is free and allowed."""
     limit = HostLimit(1000, free_bytes, Currency.RESIDENT, "somebody")
     monkeypatch.setattr(state, "binding_limit", lambda: limit)
     monkeypatch.setattr(state.HostGauge, "live_bytes", lambda self: 600)
+    monkeypatch.setattr(state, "reusable_bytes", lambda: 70)
     memory = memory_of(CPU)
     assert memory.live.amount_bytes == 600
     assert memory.limit.amount_bytes == 1000
     assert memory.budget.amount_bytes == expected_bytes
-    assert headroom_bytes(CPU) == expected_bytes - 600
+    assert headroom_bytes(CPU) == expected_bytes - 600 + 70
 
 
 @linux_only
