@@ -6,11 +6,10 @@ import sys
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anybatch.memory.curve import confirmed, fit_curve, largest_confirmed_rows
+from anybatch.memory.curve import fit_curve
 from anybatch.memory.trace import Trace
 
 Lines = list[tuple[int, int]]
@@ -23,18 +22,6 @@ def _trace(amounts: list[int]) -> Trace:
 
 def _affine(lines: Lines) -> Callable[[int], Trace]:
     return lambda rows: _trace([fixed + slope * rows for fixed, slope in lines])
-
-
-class Counted:
-    """A step with a peak given by a formula, that counts its runs."""
-
-    def __init__(self, peak: Callable[[int], int]) -> None:
-        self.sizes: list[int] = []
-        self._peak = peak
-
-    def __call__(self, rows: int) -> Trace:
-        self.sizes.append(rows)
-        return _trace([0, self._peak(rows)])
 
 
 lines_of_steps = st.lists(st.tuples(st.integers(0, 10**6), st.integers(-50, 10**4)), min_size=1, max_size=30)
@@ -72,9 +59,14 @@ def test_largest_rows_is_the_last_that_fits(lines: Lines, budget_bytes: int) -> 
 
 def test_bases_are_two_and_three_rows() -> None:
     """A curve costs two runs, and never one of a single row."""
-    step = Counted(lambda rows: 10 * rows)
+    sizes: list[int] = []
+
+    def step(rows: int) -> Trace:
+        sizes.append(rows)
+        return _trace([10 * rows])
+
     fit_curve(step)
-    assert step.sizes == [2, 3]
+    assert sizes == [2, 3]
 
 
 def test_dominated_events_are_dropped() -> None:
@@ -96,59 +88,3 @@ def test_runs_that_take_other_operators_give_the_line_through_their_peaks() -> N
     curve = fit_curve(lambda rows: _trace([7] * rows + [100 * rows]))
     assert not curve.is_aligned
     assert curve.peak_bytes(10) == 1000
-
-
-def test_confirmation_says_what_was_expected_and_seen() -> None:
-    """A run at the chosen size agrees where the curve holds, and not with rows x rows matrices."""
-    curve = fit_curve(Counted(lambda rows: 1000 + 8 * rows))
-    good = confirmed(curve, Counted(lambda rows: 1000 + 8 * rows), 500)
-    assert (good.expected_bytes, good.seen_bytes, good.agrees) == (5000, 5000, True)
-    assert not confirmed(curve, Counted(lambda rows: 1000 + 8 * rows + rows * rows), 500).agrees
-
-
-def test_straight_step_is_confirmed_by_one_run() -> None:
-    """Where the curve is right, one run at the chosen size is all that is needed."""
-    step = Counted(lambda rows: 1000 + 8 * rows)
-    curve = fit_curve(step)
-    step.sizes.clear()
-    assert largest_confirmed_rows(curve, step, 5000, 10**6) == (500, 5000, "the curve, confirmed")
-    assert step.sizes == [500]
-
-
-@pytest.mark.parametrize(
-    "peak",
-    [
-        lambda rows: 1000 * rows + 4 * rows * rows,
-        lambda rows: 1000 * (-(-rows // 64) * 64),
-        lambda rows: 1000 * rows + max(0, rows - 300) * 5000,
-        lambda rows: 1000 * min(rows, 40) + rows,
-    ],
-    ids=["rows x rows", "padded to 64", "bend up", "bend down"],
-)
-@pytest.mark.parametrize("budget_bytes", [50_000, 500_000, 2_345_678])
-def test_bent_step_is_bracketed(peak: Callable[[int], int], budget_bytes: int) -> None:
-    """Where the curve is wrong, the answer is the largest size that fits all the same, in a few runs."""
-    step = Counted(peak)
-    curve = fit_curve(step)
-    step.sizes.clear()
-    rows, peak_bytes, how = largest_confirmed_rows(curve, step, budget_bytes, 4096)
-    truth = max((each for each in range(1, 4097) if peak(each) <= budget_bytes), default=0)
-    assert rows == truth
-    assert peak_bytes == peak(rows or 1)
-    assert len(step.sizes) <= 16, how
-
-
-def test_most_rows_bounds_the_question() -> None:
-    """Nobody asks beyond the mini-batch, though more would fit."""
-    step = Counted(lambda rows: 8 * rows)
-    curve = fit_curve(step)
-    step.sizes.clear()
-    assert largest_confirmed_rows(curve, step, 10**9, 37)[:2] == (37, 296)
-    assert step.sizes == [37]
-
-
-def test_nothing_fits() -> None:
-    """Where not even one row fits, the answer is 0 rows and what one row needs."""
-    step = Counted(lambda rows: 1000 + rows)
-    assert largest_confirmed_rows(fit_curve(step), step, 500, 64)[:2] == (0, 1001)
-    assert largest_confirmed_rows(fit_curve(step), step, 500, 1)[:2] == (0, 1001)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from anybatch.memory.curve import confirmed, fit_curve, largest_confirmed_rows
+from anybatch.memory.curve import fit_curve
 from anybatch.memory.shadow import shadow_of, step_shadow
 from anybatch.memory.symbolic import Fakes, run_symbolically
 from anybatch.memory.trace import Trace
@@ -203,14 +203,10 @@ def _similarities(rows: int) -> Trace:
     return run_symbolically(step, [net]).trace
 
 
-def test_matrix_of_rows_by_rows_is_caught() -> None:
-    """A contrastive loss bends the curve; the run at the chosen size sees it, and closes in on what fits."""
+def test_matrix_of_rows_by_rows_is_beyond_the_curve() -> None:
+    """A contrastive loss bends the need: a symbolic run of a larger size shows more than the curve says."""
     curve = fit_curve(_similarities)
-    budget_bytes = 2 << 20
-    assert not confirmed(curve, _similarities, curve.largest_rows(budget_bytes)).agrees
-    rows, peak_bytes, how = largest_confirmed_rows(curve, _similarities, budget_bytes, 100_000)
-    assert peak_bytes == _similarities(rows).peak_bytes <= budget_bytes < _similarities(rows + 1).peak_bytes
-    assert how.endswith(f"symbolic runs: {rows + 1} rows do not fit")
+    assert _similarities(1000).peak_bytes > 2 * curve.peak_bytes(1000)
 
 
 def test_loop_over_rows_is_told() -> None:
