@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from anybatch.techniques import Checkpointing, Setting, Technique
+from anybatch.techniques import Checkpointing, Offload, Setting, Technique
 
 
 def network() -> nn.Module:
@@ -53,6 +54,16 @@ EXAMPLES: dict[str, Example] = {
             {"every": 0},
             {"every": True},
             {"every": 1.5},
+        ),
+    ),
+    "Offload": Example(
+        lambda: Offload(min_bytes=4096, folder=Path(__file__).parent),
+        wrong=(
+            {"min_bytes": 0},
+            {"min_bytes": True},
+            {"min_bytes": 1.5},
+            {"folder": ""},
+            {"folder": 3},
         ),
     ),
 }

@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anybatch.techniques.checkpointing import Checkpointing
     from anybatch.techniques.loader_options import LoaderOptions
+    from anybatch.techniques.offload import Offload
     from anybatch.techniques.technique import Setting, Technique
 
 _FILES = {
     "Checkpointing": "checkpointing",
     "LoaderOptions": "loader_options",
+    "Offload": "offload",
     "Setting": "technique",
     "Technique": "technique",
 }
 
-__all__ = ["Checkpointing", "LoaderOptions", "Setting", "Technique"]
+__all__ = ["Checkpointing", "LoaderOptions", "Offload", "Setting", "Technique"]
 
 
 def __getattr__(name: str) -> Any:
