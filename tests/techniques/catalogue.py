@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from anybatch.techniques import Checkpointing, Offload, Setting, Technique
+from anybatch.techniques import (
+    Checkpointing,
+    Offload,
+    Sampling,
+    Setting,
+    Technique,
+)
 
 
 def network() -> nn.Module:
@@ -64,6 +70,22 @@ EXAMPLES: dict[str, Example] = {
             {"min_bytes": 1.5},
             {"folder": ""},
             {"folder": 3},
+        ),
+    ),
+    "Sampling": Example(
+        lambda: Sampling(rows=2, stratify="targets", seed=3),
+        wrong=(
+            {},
+            {"fraction": 0.5, "rows": 3},
+            {"fraction": 0.0},
+            {"fraction": 1.5},
+            {"fraction": float("nan")},
+            {"fraction": True},
+            {"rows": 0},
+            {"rows": 1.5},
+            {"rows": 3, "stratify": ""},
+            {"rows": 3, "stratify": -1},
+            {"rows": 3, "seed": -1},
         ),
     ),
 }

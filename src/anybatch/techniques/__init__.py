@@ -7,17 +7,26 @@ if TYPE_CHECKING:
     from anybatch.techniques.checkpointing import Checkpointing
     from anybatch.techniques.loader_options import LoaderOptions
     from anybatch.techniques.offload import Offload
+    from anybatch.techniques.sampling import Sampling
     from anybatch.techniques.technique import Setting, Technique
 
 _FILES = {
     "Checkpointing": "checkpointing",
     "LoaderOptions": "loader_options",
     "Offload": "offload",
+    "Sampling": "sampling",
     "Setting": "technique",
     "Technique": "technique",
 }
 
-__all__ = ["Checkpointing", "LoaderOptions", "Offload", "Setting", "Technique"]
+__all__ = [
+    "Checkpointing",
+    "LoaderOptions",
+    "Offload",
+    "Sampling",
+    "Setting",
+    "Technique",
+]
 
 
 def __getattr__(name: str) -> Any:
