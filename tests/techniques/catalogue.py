@@ -12,7 +12,9 @@ from torch import nn
 
 from anybatch.techniques import (
     Checkpointing,
+    Loading,
     Offload,
+    Precision,
     Sampling,
     Setting,
     Technique,
@@ -30,6 +32,11 @@ def network() -> nn.Module:
 
 def setting() -> Setting:
     model = network()
+    return Setting.of(model, torch.optim.AdamW(model.parameters()))
+
+
+def setting_in_float32() -> Setting:
+    model = network().float()
     return Setting.of(model, torch.optim.AdamW(model.parameters()))
 
 
@@ -86,6 +93,30 @@ EXAMPLES: dict[str, Example] = {
             {"rows": 3, "stratify": ""},
             {"rows": 3, "stratify": -1},
             {"rows": 3, "seed": -1},
+        ),
+    ),
+    "Precision": Example(
+        lambda: Precision("float16"),
+        wrong=(
+            {"dtype": torch.float64},
+            {"dtype": torch.float32},
+            {"dtype": "half precision"},
+            {"dtype": "nn"},
+            {"dtype": 16},
+        ),
+        setting=setting_in_float32,
+    ),
+    "Loading": Example(
+        lambda: Loading(workers=2, pin_memory=False, prefetch=4),
+        wrong=(
+            {"workers": -1},
+            {"workers": "many"},
+            {"workers": True},
+            {"pin_memory": 1},
+            {"pin_memory": "yes"},
+            {"prefetch": 0},
+            {"prefetch": 1.5},
+            {"prefetch": 2, "workers": 0},
         ),
     ),
 }

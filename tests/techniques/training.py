@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import anybatch
 
-Step = Callable[[Tensor, Tensor], Tensor]
 Losses = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 

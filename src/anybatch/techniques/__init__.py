@@ -6,25 +6,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anybatch.techniques.checkpointing import Checkpointing
     from anybatch.techniques.loader_options import LoaderOptions
+    from anybatch.techniques.loading import Loading
     from anybatch.techniques.offload import Offload
+    from anybatch.techniques.precision import Precision
     from anybatch.techniques.sampling import Sampling
+    from anybatch.techniques.steady_loader import SteadyLoader
     from anybatch.techniques.technique import Setting, Technique
 
 _FILES = {
     "Checkpointing": "checkpointing",
     "LoaderOptions": "loader_options",
+    "Loading": "loading",
     "Offload": "offload",
+    "Precision": "precision",
     "Sampling": "sampling",
     "Setting": "technique",
+    "SteadyLoader": "steady_loader",
     "Technique": "technique",
 }
 
 __all__ = [
     "Checkpointing",
     "LoaderOptions",
+    "Loading",
     "Offload",
+    "Precision",
     "Sampling",
     "Setting",
+    "SteadyLoader",
     "Technique",
 ]
 
