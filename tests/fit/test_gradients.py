@@ -226,3 +226,26 @@ def test_evaluation_leaves_gradients_alone() -> None:
         in_pieces(lambda x, y: F.cross_entropy(model(x), y))(**rows)
     assert all(leaf.grad is gradient for leaf, gradient in zip(model.parameters(), earlier, strict=True))
     assert all(bool((gradient == 2.0).all()) for gradient in earlier)
+
+
+def test_gradients_that_share_memory_in_a_later_piece() -> None:
+    """Leaves under views whose first gradient comes in a later piece accumulate each their own (Rule 1)."""
+    a = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    b = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    c = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(12, 6, dtype=torch.float64)
+    late = torch.arange(12) >= 4
+
+    def loss(x: Tensor, late: Tensor) -> Tensor:
+        row = c * 1.0
+        if bool(late.all()):
+            row = row + a.view(-1) + b.view(6)
+        return ((x + row) ** 2).sum()
+
+    def whole() -> Tensor:
+        return loss(x[:4], late[:4]) + loss(x[4:], late[4:])
+
+    expected = torch.autograd.grad(whole(), [a, b, c])
+    anybatch.apply(["x", "late"], ub_size=4, weight="sum")(loss)(x, late)
+    for leaf, gradient in zip((a, b, c), expected, strict=True):
+        torch.testing.assert_close(leaf.grad, gradient)

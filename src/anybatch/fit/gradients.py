@@ -13,6 +13,7 @@ from torch import Tensor
 from anybatch.errors import LossError
 from anybatch.fit.commit import prepare, run_after_hooks, write_all
 from anybatch.fit.leaf import Leaf
+from anybatch.fit.looks import Looks
 from anybatch.fit.sums import is_low
 
 
@@ -26,10 +27,16 @@ class Gradients:
     def __init__(self) -> None:
         self.is_committed = False
         self._leaves: dict[int, Leaf] = {}
+        self._lasting: list[tuple[Leaf, Tensor]] = []
+        self._looks: Looks | None = None
         self._has_low = False
 
-    def watch(self, leaves: Iterable[tuple[str, Tensor]]) -> bool:
+    def watch(self, leaves: Iterable[tuple[str, Tensor]], *, lasts: bool = False) -> bool:
         """Sets the gradients and hooks of some named leaves aside; to be called before they get gradients.
+
+        Args:
+            leaves: Names and leaves.
+            lasts: Do they stay alive as long as the call, so that they may be held?
 
         Returns:
             Was there a leaf that was not known?
@@ -42,6 +49,8 @@ class Gradients:
                 # Known first: whatever fails from here on, its hooks are given back.
                 leaf = self._leaves[id(tensor)] = Leaf.of(tensor, name)
                 leaf.cover()
+                if lasts:
+                    self._lasting.append((leaf, tensor))
                 self._has_low = self._has_low or is_low(tensor.dtype)
         return len(self._leaves) > count
 
@@ -51,9 +60,12 @@ class Gradients:
         Raises:
             LossError: Names the leaf.
         """
-        for leaf in self._leaves.values():
-            if leaf.was_touched():
-                raise LossError(touched(function, leaf.name))
+        changed = None if self._looks is None else self._looks.touched()
+        if changed is None:
+            others = (leaf for leaf in self._leaves.values() if not leaf.is_looked_at)
+            changed = next((leaf for leaf in others if leaf.was_touched()), None)
+        if changed is not None:
+            raise LossError(touched(function, changed.name))
 
     def explain(self, error: BaseException) -> bool:
         """Is the error torch's refusal to accumulate into a placeholder?"""
@@ -63,15 +75,31 @@ class Gradients:
 
     def make_fresh(self) -> None:
         """Lets newly watched leaves accumulate from nothing."""
-        for leaf in self._leaves.values():
-            if not leaf.is_fresh:
-                leaf.is_fresh = True
-                leaf.put(None)
+        stale = [leaf for leaf in self._leaves.values() if not leaf.is_fresh]
+        if stale:
+            self._look_at_each()
+        for leaf in stale:
+            leaf.is_fresh = True
+            leaf.put(None)
 
     def look(self) -> None:
         """Remembers how gradients look after a backward, for the next `check_untouched`."""
+        if self._looks is not None and self._looks.has_same_gradients():
+            self._looks.refresh()
+        else:
+            self._look_at_each()
+            for leaf, _ in self._lasting:
+                leaf.look_after_backward()
+            self._looks = Looks([leaf for leaf, _ in self._lasting], [tensor for _, tensor in self._lasting])
         for leaf in self._leaves.values():
-            leaf.look_after_backward()
+            if not leaf.is_looked_at:
+                leaf.look_after_backward()
+
+    def _look_at_each(self) -> None:
+        """Lets each leaf remember its own gradient again, from now on."""
+        if self._looks is not None:
+            self._looks.give_back()
+            self._looks = None
 
     def gather(self, share: float = 1.0, *, takes_all: bool = False) -> None:
         """Takes what a backward accumulated to where it is added up: of few digits, or all.
@@ -81,6 +109,7 @@ class Gradients:
             takes_all: Are gradients of all dtypes taken?
         """
         if takes_all or self._has_low:
+            self._look_at_each()
             with torch.no_grad():
                 for leaf in self._leaves.values():
                     leaf.gather(share, takes_all=takes_all)

@@ -21,7 +21,8 @@ class Leaf:
 
     The leaf is held weakly: one that the function makes for itself dies with its piece (Rule 4). `total` has
     what was taken out of its gradient so far, to be added up with more digits or in blocks. `saved` has the
-    values that `before` had, where they were written over and may have to be put back.
+    values that `before` had, where they were written over and may have to be put back. `is_looked_at` says
+    that others remember how its gradient looked.
     """
 
     reference: weakref.ref[Tensor]
@@ -35,6 +36,7 @@ class Leaf:
     total: Tensor | None = None
     dtype: torch.dtype | None = None
     saved: Tensor | None = None
+    is_looked_at: bool = False
 
     @classmethod
     def of(cls, tensor: Tensor, name: str) -> Leaf:
@@ -64,7 +66,7 @@ class Leaf:
         tensor = self.reference()
         grad = self.seen = None if tensor is None else tensor.grad
         if grad is not None:
-            self.seen_version = _version(grad)
+            self.seen_version = version(grad)
 
     def look_after_backward(self) -> None:
         """Gives a new gradient memory of its own, and adds up what a sparse one holds of one row.
@@ -109,7 +111,7 @@ class Leaf:
         if tensor is None:
             return False
         grad = tensor.grad
-        return grad is not self.seen or (grad is not None and _version(grad) != self.seen_version)
+        return grad is not self.seen or (grad is not None and version(grad) != self.seen_version)
 
     def give_hooks_back(self) -> None:
         """Also those that have removed themselves since the call took them."""
@@ -142,7 +144,8 @@ def shares_memory(gradient: Tensor) -> bool:
     return int(torch._C._storage_Use_Count(gradient.untyped_storage()._cdata)) > 2
 
 
-def _version(gradient: Tensor) -> int:
+def version(gradient: Tensor) -> int:
+    """How often a gradient was written to."""
     return -1 if gradient.is_inference() else gradient._version
 
 

@@ -58,7 +58,8 @@ class Transaction:
         self.norms.enter(module)
         kind = type(module).__name__
         self.gradients.watch(
-            (f"{kind}.{name}", leaf) for name, leaf in module._parameters.items() if leaf is not None
+            ((f"{kind}.{name}", leaf) for name, leaf in module._parameters.items() if leaf is not None),
+            lasts=True,
         )
         for child in module._modules.values():
             if child is not None:
@@ -83,7 +84,7 @@ class Transaction:
         try:
             for module in self._reach.modules:
                 self.enter(module)
-            self.gradients.watch(("a tensor", leaf) for leaf in self._reach.leaves)
+            self.gradients.watch((("a tensor", leaf) for leaf in self._reach.leaves), lasts=True)
             with watching(self._enter_running):
                 yield self
         except BaseException as error:
