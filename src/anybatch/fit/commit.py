@@ -7,6 +7,7 @@ repeated. At last post-accumulate hooks run, with every gradient in place, as in
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -14,7 +15,11 @@ from torch import Tensor
 from anybatch.fit.guard import irrevocable, is_out_of_memory
 from anybatch.fit.leaf import Hook, Leaf, shares_memory, write
 
+# What torch answers where it refuses to write, as elements lie on each other; 2 is that it can't tell (2.13).
+_OVERLAPS = 1
 
+
+@final
 @dataclass(frozen=True, eq=False)
 class Sum:
     """What is to be written.
@@ -124,9 +129,15 @@ def _sum(leaf: Leaf, gradient: Tensor | None, after: list[Callable[[Tensor], Non
     if before.layout != gradient.layout:
         mixed = before + gradient if before.layout == torch.strided else gradient + before
         return Sum(leaf, mixed, before if mixed.layout == before.layout else None, after)
-    if before.is_inference() or torch._debug_has_internal_overlap(before):
-        # It can't be written to: found before anything is.
+    if not _can_be_written(before):
         return Sum(leaf, before + gradient, None, after)
     is_alike = before.dtype == gradient.dtype and before.device == gradient.device
     is_ours = is_alike and before.layout == torch.strided and not (is_shown or shares_memory(gradient))
     return Sum(leaf, gradient.add_(before) if is_ours else before + gradient, before, after)
+
+
+def _can_be_written(tensor: Tensor) -> bool:
+    """Will torch write to it? Asked before anything is written."""
+    if tensor.layout == torch.strided and torch._debug_has_internal_overlap(tensor) == _OVERLAPS:
+        return False
+    return not tensor.is_inference()
