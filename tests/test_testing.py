@@ -355,7 +355,7 @@ def test_limit_that_has_no_effect_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)
-    monkeypatch.setattr("anybatch._testing.limit._can_map", lambda size_bytes: True)
+    monkeypatch.setattr("anybatch._testing.limit.can_map", lambda size_bytes: True)
     with pytest.raises(NotImplementedError, match="RLIMIT_DATA"), memory_limit(1 << 30):
         pytest.fail("the block ran")
     assert resource.getrlimit(resource.RLIMIT_DATA) == before

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import mmap
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from anybatch.memory.limit import can_map
 from anybatch.memory.malloc import mmap_threshold
 from anybatch.memory.process import data_bytes
 
@@ -84,7 +84,7 @@ def _limited(growth_bytes: int) -> Iterator[int]:
     limit_bytes = min(data_bytes() + growth_bytes, *limits) if limits else data_bytes() + growth_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, before[1]))
     try:
-        if _can_map(growth_bytes + (1 << 20)):
+        if can_map(growth_bytes + (1 << 20)):
             raise NotImplementedError(
                 "`memory_limit`: the kernel keeps RLIMIT_DATA for mapped memory (Linux since 4.7). Got "
                 f"{growth_bytes + (1 << 20)} bytes under a limit of {growth_bytes} more. Skip what needs it "
@@ -93,11 +93,3 @@ def _limited(growth_bytes: int) -> Iterator[int]:
         yield limit_bytes
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
-def _can_map(size_bytes: int) -> bool:
-    try:
-        mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    except OSError:
-        return False
-    return True

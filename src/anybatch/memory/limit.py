@@ -13,7 +13,7 @@ import psutil
 from anybatch.memory.cgroup import group_limits
 from anybatch.memory.process import Currency, HostCounter, data_bytes
 
-__all__ = ["HostLimit", "binding_limit", "can_limit_growth", "host_limits", "limit_growth"]
+__all__ = ["HostLimit", "binding_limit", "can_limit_growth", "can_map", "host_limits", "limit_growth"]
 
 
 @final
@@ -95,10 +95,11 @@ def limit_growth(growth_bytes: int) -> bool:
     if soft_bytes != resource.RLIM_INFINITY:
         limit_bytes = min(limit_bytes, soft_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-    return not _can_map(growth_bytes + mmap.PAGESIZE)
+    return not can_map(growth_bytes + mmap.PAGESIZE)
 
 
-def _can_map(size_bytes: int) -> bool:
+def can_map(size_bytes: int) -> bool:
+    """Would an allocation of so many bytes get memory now? True on Windows, where mapping tells nothing."""
     if sys.platform == "win32":
         return True
     try:
