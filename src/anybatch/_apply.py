@@ -17,7 +17,7 @@ from anybatch._run import Bound
 from anybatch._settings import Settings, refuse_later_options, settings
 from anybatch._train import train
 from anybatch.batch import BatchDim, Layout, lay_out
-from anybatch.exact.pattern import Memory
+from anybatch.exact.pattern import Known
 from anybatch.exact.weights import Weight
 from anybatch.fit.reach import in_reach
 from anybatch.memory.device import autocast_state, device_of
@@ -134,7 +134,7 @@ class Applied:
         self.function = function
         self.options = options
         self._signature = inspect.signature(function.forward if isinstance(function, Module) else function)
-        self._memories: dict[Hashable, Memory] = {}
+        self._memories: dict[Hashable, Known] = {}
         self._warned: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +150,7 @@ class Applied:
         parameters = (leaf for module in reach.modules for leaf in module.parameters())
         device = self.options.device or device_of(chain(parameters, reach.leaves))
         kind = _kind(layout, reach.modules, bound.others(), device)
-        memory = self._memories.setdefault(kind, Memory())
+        memory = self._memories.setdefault(kind, Known())
         call = Call(bound, layout, self.options, kind, memory, reach, device, self._warned)
         return train(call) if torch.is_grad_enabled() else evaluate(call)
 

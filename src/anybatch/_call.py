@@ -24,7 +24,7 @@ from anybatch.exact import correction, graph
 from anybatch.exact.clamps import Clamps, Watching, resolved
 from anybatch.exact.compiled import is_compiled
 from anybatch.exact.guess import guess
-from anybatch.exact.pattern import Memory, Pattern
+from anybatch.exact.pattern import Known, Pattern
 from anybatch.exact.reading import Reading
 from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Key, Term
@@ -82,7 +82,7 @@ class Call:
     layout: Layout
     settings: Settings
     kind: Hashable
-    memory: Memory
+    memory: Known
     reach: Reach
     device: torch.device | None
     warned: set[str]

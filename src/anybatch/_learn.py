@@ -14,7 +14,7 @@ from anybatch.errors import InexactError, InexactWarning
 from anybatch.exact.cuts import spread, straddle, wide
 from anybatch.exact.graph import Outline
 from anybatch.exact.law import Law
-from anybatch.exact.pattern import Memory, weighted
+from anybatch.exact.pattern import Known, weighted
 from anybatch.exact.probe import Refuted, probe
 from anybatch.exact.weights import BatchWeights, Given
 from anybatch.fit.transaction import Transaction
@@ -30,7 +30,7 @@ class Learner:
     layout: Layout
     settings: Settings
     weights: BatchWeights
-    memory: Memory
+    memory: Known
     transaction: Callable[[], Transaction]
     device: torch.device | None
 

@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 
-from anybatch._call import Again, Call
-from anybatch._run import Returned, answer, eager, light_graph, returned
+from anybatch._call import Call
+from anybatch._count import Counted, count, counts_first, records_first
+from anybatch._forward import forward, worth
+from anybatch._run import Returned, answer
 from anybatch.batch import InputGradient, Piece, detach, input_gradients
 from anybatch.errors import LossError
 from anybatch.exact import correction, graph, scale, shares, values
-from anybatch.exact.pattern import Pattern
-from anybatch.exact.reading import Reading
 from anybatch.exact.scale import Plan
 from anybatch.exact.shares import PieceWeights
 from anybatch.exact.terms import Key
 from anybatch.exact.total import PieceLosses
-from anybatch.exact.values import Parts, Recorder
-from anybatch.fit.guard import irrevocable, is_out_of_memory
-from anybatch.fit.modules import has_backward_hooks
+from anybatch.exact.values import Recorder
+from anybatch.fit.guard import irrevocable
 from anybatch.fit.sums import ends_block, is_low, is_single
 from anybatch.fit.transaction import Transaction
 
@@ -37,21 +36,6 @@ class _Done:
     seeds: tuple[float, ...]
     result: Returned
     inputs: tuple[InputGradient, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class _Counted:
-    """What the pieces divide by, and all of them together, where that was counted first.
-
-    Attributes:
-        pieces: What each piece divides by.
-        totals: All of them together.
-        parts: What each term of each piece is worth, where that was recorded.
-    """
-
-    pieces: list[PieceWeights]
-    totals: dict[Key, float]
-    parts: list[Parts | None]
 
 
 def train(call: Call) -> Any:
@@ -87,7 +71,7 @@ def _train(call: Call) -> Any:
 def _attempt(call: Call) -> Any:
     transaction = call.transaction()
     with transaction.open():
-        counted = _count(call, transaction) if _counts_first(call, transaction) else None
+        counted = count(call, transaction) if counts_first(call, transaction) else None
         done: list[_Done] = []
         for piece in call.feed():
             done.append(_piece(call, transaction, piece, counted))
@@ -104,82 +88,31 @@ def _attempt(call: Call) -> Any:
         result = answer([one.result for one in done], losses, call.sizes, call.layout.device)
         call.warn(transaction)
         transaction.commit()
+        _note_strays(call, transaction)
+        call.memory.was_watched = True
         return result
 
 
-def _counts_first(call: Call, transaction: Transaction) -> bool:
-    memory = call.memory
-    is_needed = memory.needs_counting or _records_first(call) or _shows_gradients(call, transaction)
-    return call.is_cut and (is_needed or any(map(shares.needs_counting, memory.patterns)))
+def _note_strays(call: Call, transaction: Transaction) -> None:
+    call.memory.has_strays = call.memory.has_strays or transaction.has_met_strays
 
 
-def _shows_gradients(call: Call, transaction: Transaction) -> bool:
-    """Do hooks of modules see gradients, or change them, before it is known what these are divided by?"""
-    is_known = all(map(shares.is_known, call.memory.patterns))
-    return not is_known and has_backward_hooks(transaction.snapshot.modules)
+def _stop_watching(call: Call, transaction: Transaction) -> None:
+    """After the first piece, where all modules of such calls are in reach: torch runs them faster by themselves.
+
+    A compiled function would be compiled again without the hook.
+    """
+    _note_strays(call, transaction)
+    if call.memory.was_watched and not (call.memory.has_strays or call.reach.is_compiled):
+        transaction.stop_watching()
 
 
-def _records_first(call: Call) -> bool:
-    """Are terms recorded while they are counted? torch does not compile what is recorded."""
-    return call.memory.needs_values and call.reach.is_compiled and not call.memory.closes_graph
-
-
-def _count(call: Call, transaction: Transaction) -> _Counted:
-    """Runs all pieces forward, keeping no large results, for what their terms divide by."""
-    counted: list[PieceWeights] = []
-    parts: list[Parts | None] = []
-    for piece in call.feed(copies=True):
-        weights, worth = _weigh(call, transaction, piece)
-        counted.append(weights)
-        parts.append(worth)
-        del piece
-    transaction.snapshot.restore()
-    return _Counted(counted, shares.totals(counted), parts)
-
-
-def _weigh(call: Call, transaction: Transaction, piece: Piece) -> tuple[PieceWeights, Parts | None]:
-    """Runs a piece forward, of which nothing is kept but what its terms divide by, and are worth."""
-    recorder = Recorder() if _records_first(call) else None
-    with recorder or nullcontext():
-        result = _run_lightly(call, transaction, piece)
-    pattern, readings = call.match(piece, result)
-    weights = shares.weigh(pattern, readings, piece.rows, call.given_for(piece, result))
-    call.see_counts(weights)
-    return weights, _parts(recorder, result, pattern, readings)
-
-
-def _parts(
-    recorder: Recorder | None, result: Returned, pattern: Pattern, readings: list[Reading]
-) -> Parts | None:
-    """What each term of a piece is worth, where that was recorded."""
-    if recorder is None:
-        return None
-    return values.parts(result.losses, recorder.values, pattern.terms, readings)
-
-
-def _run_lightly(call: Call, transaction: Transaction, piece: Piece) -> Returned:
-    """Runs a piece without keeping large results, unless gradients inside of the function need them."""
-    try:
-        with nullcontext() if call.memory.keeps_results else light_graph(), eager():
-            return _run(call, transaction, piece)
-    except RuntimeError as error:
-        if call.memory.keeps_results or is_out_of_memory(error):
-            raise
-    call.memory.keeps_results = True
-    raise Again
-
-
-def _run(call: Call, transaction: Transaction, piece: Piece) -> Returned:
-    value = call.run(piece.arguments)
-    transaction.gradients.check_untouched(call.bound.name)
-    return returned(value, call.bound.name, needs_graph=True)
-
-
-def _piece(call: Call, transaction: Transaction, piece: Piece, counted: _Counted | None) -> _Done:
-    recorder = values.recorder() if call.memory.needs_values and not _records_first(call) else None
+def _piece(call: Call, transaction: Transaction, piece: Piece, counted: Counted | None) -> _Done:
+    recorder = values.recorder() if call.memory.needs_values and not records_first(call) else None
     with recorder or nullcontext(), transaction.norms.piece():
-        result = _run(call, transaction, piece)
+        result = forward(call, transaction, piece)
     if not piece.index:
+        _stop_watching(call, transaction)
         transaction.scaler.check_unscaled(result.losses, call.bound.name)
     if not piece.index or call.memory.has_bare_leaves:
         _look_at_graph(call, transaction, piece, result)
@@ -230,7 +163,7 @@ def _look_at_graph(call: Call, transaction: Transaction, piece: Piece, result: R
 
 
 def _scale(
-    call: Call, piece: Piece, result: Returned, counted: _Counted | None, recorder: Recorder | None
+    call: Call, piece: Piece, result: Returned, counted: Counted | None, recorder: Recorder | None
 ) -> tuple[list[Plan], PieceLosses]:
     """How to run backward through the losses of a piece, and what to keep of them."""
     if graph.is_compiled(result.losses):
@@ -250,14 +183,14 @@ def _scale(
     commons = [plan.common for plan in plans]
     parts = counted.parts[piece.index] if counted else None
     if recorder is not None:
-        parts = _parts(recorder, result, pattern, readings)
+        parts = worth(recorder, result, pattern, readings)
     if parts is None and (pattern.uses_values or None in commons):
         call.record_values()
     return plans, PieceLosses.of(result.losses, commons, weights, factors, parts)
 
 
 def _scale_compiled(
-    call: Call, piece: Piece, result: Returned, counted: _Counted | None
+    call: Call, piece: Piece, result: Returned, counted: Counted | None
 ) -> tuple[list[Plan], PieceLosses]:
     """The same for losses whose graph a compiler has closed: what they divide by was counted uncompiled.
 
@@ -286,7 +219,7 @@ def _expected(
     return call.expected[pattern]
 
 
-def _ratio(call: Call, transaction: Transaction, done: Sequence[_Done], counted: _Counted | None) -> float:
+def _ratio(call: Call, transaction: Transaction, done: Sequence[_Done], counted: Counted | None) -> float:
     """What is left to multiply gradients with, after all pieces.
 
     Scaled losses are to reach backward at about the size that they have in the mini-batch: too large they

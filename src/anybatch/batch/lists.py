@@ -19,7 +19,7 @@ from anybatch.batch.rows import ANY, IMPOSSIBLE, Possible, exactly, or_any, toge
 
 
 @dataclass(frozen=True)
-class Reading:
+class TwoReadings:
     """The two readings of a list.
 
     Attributes:
@@ -45,7 +45,7 @@ class Reading:
 
 def read_list(
     value: Sequence[Any], path: str, rule: Rule, declared: Declared, wanted: int | None = None
-) -> Reading:
+) -> TwoReadings:
     """Read a list or tuple both ways.
 
     Args:
@@ -56,13 +56,13 @@ def read_list(
         wanted: The number of rows, where it is known; other readings are then left out early.
     """
     if rule in PER_ROW:
-        return Reading(exactly(len(value)), IMPOSSIBLE)
+        return TwoReadings(exactly(len(value)), IMPOSSIBLE)
     if declared.is_container(path):
-        return Reading(IMPOSSIBLE, _as_container(value, path, rule, declared, wanted))
+        return TwoReadings(IMPOSSIBLE, _as_container(value, path, rule, declared, wanted))
     as_rows = _as_rows(value)
     as_container = _as_container(value, path, rule, declared, wanted)
     passes_whole = as_container.fits_any and not as_rows.rows and holds_arrays(value)
-    return Reading(as_rows, as_container if passes_whole else Possible(as_container.rows))
+    return TwoReadings(as_rows, as_container if passes_whole else Possible(as_container.rows))
 
 
 def _as_rows(value: Sequence[Any]) -> Possible:

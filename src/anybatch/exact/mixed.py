@@ -18,7 +18,7 @@ from anybatch.exact.cuts import Cut
 from anybatch.exact.evidence import Seen
 from anybatch.exact.labels import pretty
 from anybatch.exact.law import Law, TermLaw
-from anybatch.exact.pattern import Memory, Pattern
+from anybatch.exact.pattern import Known, Pattern
 from anybatch.exact.reading import OtherGraph, Reading
 from anybatch.exact.rehearsal import Rehearsal
 from anybatch.exact.terms import Kind, Term
@@ -42,7 +42,7 @@ class Form:
 
 def known_form(run: Rehearsal, known: Sequence[Pattern]) -> Form | None:
     """The run explained by one of some patterns."""
-    matched = Memory(list(known)).match(run.losses)
+    matched = Known(list(known)).match(run.losses)
     return Form(run, matched[0], evidence.see(run, matched[0].terms)) if matched else None
 
 

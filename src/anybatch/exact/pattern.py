@@ -68,7 +68,7 @@ def weighted(laws: Sequence[Law]) -> Pattern:
 
 
 @dataclass
-class Memory:
+class Known:
     """What is known about one kind of call of a function.
 
     Attributes:
@@ -82,6 +82,8 @@ class Memory:
         runs_plainly: Does the function run only without a graph while gradients are disabled?
         has_no_room: Did a probe of two rows run out of memory?
         has_bare_leaves: Are there leaves that belong to no module?
+        was_watched: Were all modules watched that ran in a call?
+        has_strays: Did a module run that nothing in reach leads to?
         is_single: Does the graph compute in float32 and nothing coarser? None before that was looked at.
         probes: How often the function was probed.
         compared: The pairs of patterns of which pieces were looked at together.
@@ -97,6 +99,8 @@ class Memory:
     runs_plainly: bool = False
     has_no_room: bool = False
     has_bare_leaves: bool = False
+    was_watched: bool = False
+    has_strays: bool = False
     is_single: bool | None = None
     probes: int = 0
     compared: set[frozenset[tuple[Term, ...]]] = field(default_factory=set)
