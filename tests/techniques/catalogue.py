@@ -12,6 +12,7 @@ from torch import nn
 
 from anybatch.techniques import (
     Checkpointing,
+    Freeze,
     Loading,
     Offload,
     Precision,
@@ -118,5 +119,9 @@ EXAMPLES: dict[str, Example] = {
             {"prefetch": 1.5},
             {"prefetch": 2, "workers": 0},
         ),
+    ),
+    "Freeze": Example(
+        lambda: Freeze(["0.*.0", "1.bias"]),
+        wrong=({"names": ""}, {"names": ()}, {"names": 3}, {"names": ("0", 1)}, {"names": {"0"}}),
     ),
 }

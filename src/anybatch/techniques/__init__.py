@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anybatch.techniques.checkpointing import Checkpointing
+    from anybatch.techniques.freeze import Freeze
     from anybatch.techniques.loader_options import LoaderOptions
     from anybatch.techniques.loading import Loading
     from anybatch.techniques.offload import Offload
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 _FILES = {
     "Checkpointing": "checkpointing",
+    "Freeze": "freeze",
     "LoaderOptions": "loader_options",
     "Loading": "loading",
     "Offload": "offload",
@@ -27,6 +29,7 @@ _FILES = {
 
 __all__ = [
     "Checkpointing",
+    "Freeze",
     "LoaderOptions",
     "Loading",
     "Offload",
