@@ -12,6 +12,7 @@ from torch import nn
 
 from anybatch.techniques import (
     Checkpointing,
+    EmptyCache,
     Freeze,
     Loading,
     Offload,
@@ -123,5 +124,9 @@ EXAMPLES: dict[str, Example] = {
     "Freeze": Example(
         lambda: Freeze(["0.*.0", "1.bias"]),
         wrong=({"names": ""}, {"names": ()}, {"names": 3}, {"names": ("0", 1)}, {"names": {"0"}}),
+    ),
+    "EmptyCache": Example(
+        lambda: EmptyCache(every=10),
+        wrong=({"every": 0}, {"every": True}, {"every": 1.5}, {"every": "step"}),
     ),
 }

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anybatch.techniques.checkpointing import Checkpointing
+    from anybatch.techniques.empty_cache import EmptyCache
     from anybatch.techniques.freeze import Freeze
     from anybatch.techniques.loader_options import LoaderOptions
     from anybatch.techniques.loading import Loading
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _FILES = {
     "Checkpointing": "checkpointing",
+    "EmptyCache": "empty_cache",
     "Freeze": "freeze",
     "LoaderOptions": "loader_options",
     "Loading": "loading",
@@ -29,6 +31,7 @@ _FILES = {
 
 __all__ = [
     "Checkpointing",
+    "EmptyCache",
     "Freeze",
     "LoaderOptions",
     "Loading",
