@@ -15,6 +15,7 @@ from anybatch.techniques import (
     EmptyCache,
     Freeze,
     Loading,
+    MemoryCap,
     Offload,
     Precision,
     Sampling,
@@ -128,5 +129,18 @@ EXAMPLES: dict[str, Example] = {
     "EmptyCache": Example(
         lambda: EmptyCache(every=10),
         wrong=({"every": 0}, {"every": True}, {"every": 1.5}, {"every": "step"}),
+    ),
+    "MemoryCap": Example(
+        lambda: MemoryCap(fraction=0.9),
+        wrong=(
+            {},
+            {"max_bytes": 1 << 40, "fraction": 0.5},
+            {"max_bytes": 0},
+            {"max_bytes": 1e9},
+            {"max_bytes": True},
+            {"fraction": 0.0},
+            {"fraction": 2.5},
+            {"fraction": float("nan")},
+        ),
     ),
 }

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from anybatch.techniques.freeze import Freeze
     from anybatch.techniques.loader_options import LoaderOptions
     from anybatch.techniques.loading import Loading
+    from anybatch.techniques.memory_cap import MemoryCap
     from anybatch.techniques.offload import Offload
     from anybatch.techniques.precision import Precision
     from anybatch.techniques.sampling import Sampling
@@ -21,6 +22,7 @@ _FILES = {
     "Freeze": "freeze",
     "LoaderOptions": "loader_options",
     "Loading": "loading",
+    "MemoryCap": "memory_cap",
     "Offload": "offload",
     "Precision": "precision",
     "Sampling": "sampling",
@@ -35,6 +37,7 @@ __all__ = [
     "Freeze",
     "LoaderOptions",
     "Loading",
+    "MemoryCap",
     "Offload",
     "Precision",
     "Sampling",
