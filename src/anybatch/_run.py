@@ -159,6 +159,11 @@ def drop_large(tensor: Tensor) -> Tensor | Dropped:
 
 
 def unpack(packed: Tensor | Dropped) -> Tensor:
+    """A saved tensor, when backward asks for it.
+
+    Raises:
+        RuntimeError: It was not kept.
+    """
     if isinstance(packed, Dropped):
         raise RuntimeError("this result was not kept")
     return packed

@@ -41,6 +41,7 @@ def holds_only_scalars(elements: Iterable[Any]) -> bool:
 
 
 def has_dim(value: Array, dim: int) -> bool:
+    """Whether it has a dim of this number, counted from the end where it is negative."""
     return -value.ndim <= dim < value.ndim
 
 

@@ -32,6 +32,7 @@ class Tolerance:
 
 
 def tolerance(graph: Graph) -> Tolerance:
+    """How far two numbers from one graph may differ by rounding: as its coarsest dtype rounds."""
     lowest = lowest_precision(graph.nodes)
     return Tolerance(_RELATIVE.get(lowest, 5e-2), _ABSOLUTE.get(lowest, 1e-3))
 
