@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -93,16 +95,14 @@ def test_what_is_saved_is_the_inputs_of_blocks() -> None:
 
 def test_inner_values_die_with_the_forward() -> None:
     """Values inside of a block are freed when the block has run."""
-    import weakref
-
-    seen: list[weakref.ref[Tensor]] = []
+    seen: list[StorageWeakRef] = []
     model = stack(lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Tanh()))
     for block in model[0]:
-        block[1].register_forward_hook(lambda m, i, o: seen.append(weakref.ref(o)))
+        block[1].register_forward_hook(lambda m, i, o: seen.append(StorageWeakRef(o.untyped_storage())))
     with Checkpointing().applied(Setting.of(model)):
         loss = model(data(4)[0]).sum()
         assert len(seen) == 3
-        assert not any(each() is not None for each in seen)
+        assert all(each.expired() for each in seen)
         loss.backward()
 
 
@@ -403,6 +403,37 @@ def test_a_block_of_the_caller_keeps_the_forward_it_was_given() -> None:
         model(data(2)[0]).sum().backward()
     assert vars(block)["forward"] is own
     assert calls == [1, 1]
+
+
+def test_replicas_are_refused() -> None:
+    """Replicas of a block would run the forward of the one they were copied from."""
+    with pytest.raises(TechniqueError, match="Apply it without DataParallel"):
+        Checkpointing().check(Setting.of(nn.DataParallel(network())))
+
+
+def test_a_generator_that_is_passed_draws_the_same_again() -> None:
+    """A generator among the arguments is put back, and no more is held than the blocks themselves hold."""
+
+    class Drops(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor, generator: torch.Generator) -> Tensor:
+            return (self.linear(x) * torch.rand(x.shape, generator=generator)) ** 2
+
+    model = nn.Sequential(stack(Drops)[0][0])
+    results = []
+    for technique in (None, Checkpointing("0")):
+        generator = torch.Generator().manual_seed(3)
+        model.zero_grad()
+        with technique.applied(Setting.of(model)) if technique else contextlib.nullcontext():
+            model[0](data(5)[0], generator).sum().backward()
+            if technique:
+                assert model[0].forward.generators == {}
+        grads = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        results.append([*grads, generator.get_state().double()])
+    assert_equal(*results)
 
 
 def test_two_at_a_time_are_refused() -> None:

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import weakref
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,8 @@ import psutil
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from anybatch.errors import TechniqueError
 from anybatch.techniques import Checkpointing, Offload, Setting, host_memory, scratch_file
@@ -109,15 +110,15 @@ def test_each_value_is_written_once(tmp_path: Path, written: list[int]) -> None:
 
 def test_values_die_with_the_forward_and_files_with_backward(tmp_path: Path) -> None:
     """After forward nothing large is in memory; after backward no file is open."""
-    seen: list[weakref.ref[Tensor]] = []
+    seen: list[StorageWeakRef] = []
     model = tanhs(3)
     for layer in model:
         if isinstance(layer, nn.Tanh):
-            layer.register_forward_hook(lambda m, i, o: seen.append(weakref.ref(o)))
+            layer.register_forward_hook(lambda m, i, o: seen.append(StorageWeakRef(o.untyped_storage())))
     open_before = psutil.Process().num_fds()
     with Offload(1, tmp_path).forward(Setting.of(model)):
         loss = squares(model, *data(64))
-    assert [each() for each in seen] == [None] * 3
+    assert [each.expired() for each in seen] == [True] * 3
     assert psutil.Process().num_fds() == open_before + 1
     loss.backward()
     del loss
@@ -256,6 +257,23 @@ def test_an_automatic_size_with_offload(tmp_path: Path) -> None:
     expected = torch.autograd.grad(squares(model, x, y), list(model.parameters()))
     anybatch.apply(["x", "y"], ub_size="auto", device="cpu")(offloaded(Offload(1, tmp_path)))(model, x=x, y=y)
     assert_close(list(expected), [each.grad for each in model.parameters() if each.grad is not None])
+
+
+def test_on_fakes_values_leave_too_and_nothing_is_written(tmp_path: Path, written: list[int]) -> None:
+    """A run that foresees memory sees what a real one will use: values die with forward."""
+    model, mode = tanhs(), FakeTensorMode(allow_non_fake_inputs=True)
+    seen: list[StorageWeakRef] = []
+    for layer in model:
+        if isinstance(layer, nn.Tanh):
+            layer.register_forward_hook(lambda m, i, o: seen.append(StorageWeakRef(o.untyped_storage())))
+    with mode, Offload(1, tmp_path).forward(Setting.of(model)):
+        x = torch.empty(64, 6, dtype=torch.float64)
+        loss = model(x).sum()
+    assert [each.expired() for each in seen] == [True] * 3
+    assert written == []
+    with mode:
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+    assert [each.shape for each in gradients] == [each.shape for each in model.parameters()]
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ramfs"])

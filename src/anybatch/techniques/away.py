@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
@@ -69,8 +70,8 @@ class SavedElsewhere:
         return Away(self._kept(tensor, values), values.shape, values.stride())
 
     def _is_plain(self, tensor: Tensor) -> bool:
-        # Fakes, and others that stand for something else, are not of these types.
-        is_usual = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
+        # Others stand for something else.
+        is_usual = type(tensor) in (Tensor, Parameter, FakeTensor) and tensor.layout == torch.strided
         is_as_stored = is_usual and not (tensor.is_conj() or tensor.is_neg() or tensor.is_inference())
         return is_as_stored and tensor.device.type == self._device.type and tensor.numel() > 0
 
@@ -81,7 +82,8 @@ class SavedElsewhere:
         known = self._known.get(key)
         if known is None:
             flat = values.as_strided((_span(values),), (1,))
-            known = self._known[key] = _Kept(self._keeper.put(flat), tensor)
+            place = _Nowhere(flat) if isinstance(flat, FakeTensor) else self._keeper.put(flat)
+            known = self._known[key] = _Kept(place, tensor)
         return known
 
 
@@ -95,6 +97,19 @@ class _Kept(Place):
 
     def get(self) -> Tensor:
         return self._place.get()
+
+
+@final
+class _Nowhere(Place):
+    """The place of a fake's values, which are none: what is foreseen on fakes is what a real run will use."""
+
+    def __init__(self, values: FakeTensor) -> None:
+        self._mode = values.fake_mode
+        self._length, self._dtype, self._device = values.numel(), values.dtype, values.device
+
+    def get(self) -> Tensor:
+        with self._mode:
+            return torch.empty(self._length, dtype=self._dtype, device=self._device)
 
 
 def _unpack(packed: Tensor | Away) -> Tensor:

@@ -81,6 +81,11 @@ class Checkpointing(Technique):
         return blocks
 
     def check(self, setting: Setting) -> None:
+        if isinstance(setting.model, nn.DataParallel):
+            raise TechniqueError(
+                "`Checkpointing`: a block runs again with its own weights. Got DataParallel, whose replicas "
+                "have weights of their own. Apply it without DataParallel."
+            )
         for name, module in self.blocks(setting.model).items():
             _check_block(name, module)
 

@@ -1,15 +1,15 @@
 """What Python objects hold, looked at before and after: which of it was written to?"""
 
-import inspect
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-_CONTAINERS = (list, tuple, set, frozenset, deque)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_CODE = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
 _LARGEST_CONTAINER = 64
 _DEEPEST = 4
 
@@ -17,8 +17,7 @@ _DEEPEST = 4
 _OF_MODULES = frozenset({*vars(nn.Module()), "forward"})
 
 
-@dataclass(frozen=True, eq=False)
-class Mark:
+class Mark(NamedTuple):
     """One value as it was.
 
     Attributes:
@@ -31,6 +30,11 @@ class Mark:
     value: Any
     state: int
 
+    @property
+    def is_object(self) -> bool:
+        """Is it neither a plain value nor a tensor?"""
+        return not isinstance(self.value, (*_PLAIN, Tensor))
+
     def is_as(self, other: "Mark") -> bool:
         """Is it still the same, with nothing written to it?"""
         is_value = type(self.value) is type(other.value) and isinstance(self.value, _PLAIN)
@@ -38,16 +42,24 @@ class Mark:
         return is_same and self.state == other.state
 
 
-def marks(values: Iterable[tuple[str, Any]]) -> list[Mark]:
-    """Marks of values and of what they hold; modules and classes are passed over."""
-    return [mark for path, value in values for mark in _marks(path, value, _DEEPEST)]
+def marks(values: Iterable[tuple[str, Any]], *, is_close: bool = True) -> list[Mark]:
+    """Marks of values, each object once; modules and classes are passed over.
+
+    Args:
+        values: Values, each with the name by which it is reached.
+        is_close: Whether what they hold is looked at too, and not their length alone.
+    """
+    seen: set[int] = set()
+    depth = _DEEPEST if is_close else 0
+    return [mark for path, value in values for mark in _marks(path, value, depth, seen)]
 
 
 def attributes(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, Any]]:
     """What modules hold beside parameters, buffers, modules and hooks; and which buffers they have."""
     found = []
     for name, module in modules:
-        found += [(f"{name}.{key}", value) for key, value in vars(module).items() if key not in _OF_MODULES]
+        held = vars(module)
+        found += [(f"{name}.{key}", held[key]) for key in held if key not in _OF_MODULES]
         found.append((f"{name} buffers", " ".join(module._buffers)))
     return found
 
@@ -67,20 +79,24 @@ def version_of(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _marks(path: str, value: Any, depth: int) -> Iterator[Mark]:
-    if isinstance(value, nn.Module) or inspect.isclass(value) or inspect.isroutine(value):
-        return
-    if isinstance(value, Tensor):
-        yield Mark(path, value, version_of(value))
-    elif isinstance(value, _PLAIN):
+def _marks(path: str, value: Any, depth: int, seen: set[int]) -> Iterator[Mark]:
+    if isinstance(value, _PLAIN):
         yield Mark(path, value, 0)
-    elif isinstance(value, (dict, *_CONTAINERS)):
-        yield Mark(path, value, len(value))
-        if depth and len(value) <= _LARGEST_CONTAINER:
-            for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-                yield from _marks(f"{path}[{key!r}]", child, depth - 1)
-    else:
-        yield Mark(path, value, 0)
-        if depth and hasattr(value, "__dict__") and not inspect.ismodule(value):
-            for key, child in vars(value).items():
-                yield from _marks(f"{path}.{key}", child, depth - 1)
+    elif not isinstance(value, _CODE) and id(value) not in seen:
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield Mark(path, value, version_of(value))
+            return
+        yield Mark(path, value, len(value) if isinstance(value, _CONTAINERS) else 0)
+        for key, child in _held_by(value) if depth else ():
+            yield from _marks(path + key, child, depth - 1, seen)
+
+
+def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a container or an object holds, by how it is written; large containers hold data."""
+    if not isinstance(value, _CONTAINERS):
+        for name, child in getattr(value, "__dict__", {}).items():
+            yield f".{name}", child
+    elif len(value) <= _LARGEST_CONTAINER:
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield f"[{key!r}]", child

@@ -41,7 +41,7 @@ class Recomputed:
         self.name = f"{name} ({type(module).__name__})"
         self.module = module
         self.technique = technique
-        self.generators = _named_generators(module)
+        self.generators = {id(each): each for each in _named_generators(module)}
         # By the modes of its modules: which buffers a run writes to. Nothing is known before the first run.
         self.written: dict[tuple[bool, ...], set[_Place]] = {}
         # Bound to the module, so that a deep copy of it runs its own forward.
@@ -80,10 +80,12 @@ class _Again:
         self._modules = list(block.module.named_modules(prefix="block"))
         self._inputs = [*((f"argument {at}", each) for at, each in enumerate(args)), *kwargs.items()]
         self._input_marks = marks(self._inputs)
-        self._attribute_marks = marks(attributes(self._modules))
         self._weights = _weights(block.module)
         self._modes = self._modes_now()
         written = block.written.get(self._modes)
+        # Closely the first time: what a module holds, a config say, can be large.
+        self._is_new = written is None
+        self._attribute_marks = self._look()
         self._random = RandomState.capture(_devices(self._weights, self._input_marks))
         self._generators = [(each, GeneratorState(each)) for each in self._all_generators()]
         self._buffers = dict(_buffers(self._modules))
@@ -102,7 +104,7 @@ class _Again:
             TechniqueError: It has written where a second run would write again.
         """
         self._check_inputs("which writes to its input in place:", "Let it write to a copy")
-        changed = first_difference(self._attribute_marks, marks(attributes(self._modules)))
+        changed = first_difference(self._attribute_marks, self._look())
         if changed is not None:
             raise self._block.refused(
                 f"which keeps something in {changed}", "Turn that off (`use_cache=False`)"
@@ -110,6 +112,9 @@ class _Again:
         self._attribute_marks = []
         self._generators = [each for each in self._generators if each[1].has_moved()]
         self._keep_written()
+
+    def _look(self) -> list[Mark]:
+        return marks(attributes(self._modules), is_close=self._is_new)
 
     def _keep_written(self) -> None:
         now = dict(_buffers(self._modules))
@@ -130,14 +135,11 @@ class _Again:
         return is_statistic or now[place] is not buffer or version_of(buffer) != self._versions[place]
 
     def _all_generators(self) -> list[Any]:
-        held = marks(attributes(self._modules)) + self._input_marks
+        """Of the block, of the call, and of everybody."""
+        self._block.generators.update((id(each), each) for each in _generators(self._attribute_marks))
         numpy = sys.modules.get("numpy.random.mtrand")
-        everywhere = [random._inst, *([] if numpy is None else [numpy._rand])]
-        found = [
-            *everywhere,
-            *self._block.generators,
-            *(mark.value for mark in held if is_generator(mark.value)),
-        ]
+        everybodys = [random._inst, *([] if numpy is None else [numpy._rand])]
+        found = [*everybodys, *self._block.generators.values(), *_generators(self._input_marks)]
         return list({id(each): each for each in found}.values())
 
     def _check_inputs(self, what: str, advice: str) -> None:
@@ -226,6 +228,10 @@ def _weights(module: nn.Module) -> list[tuple[Tensor, int]]:
 def _devices(weights: list[tuple[Tensor, int]], inputs: list[Mark]) -> set[torch.device]:
     given = (mark.value.device for mark in inputs if isinstance(mark.value, Tensor))
     return {*(weight.device for weight, _ in weights), *given}
+
+
+def _generators(looked_at: list[Mark]) -> list[Any]:
+    return [mark.value for mark in looked_at if mark.is_object and is_generator(mark.value)]
 
 
 def _named_generators(module: nn.Module) -> tuple[Any, ...]:
