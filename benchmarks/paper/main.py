@@ -75,7 +75,9 @@ def _options() -> argparse.Namespace:
 def measure(name: str, multiple: int) -> Facts:
     """One network: its budget, a mini-batch in it, and the gradient against that of the whole."""
     rows = NETS[name].rows
-    facts: Facts = {"net": name, "held_rows": rows, "budget_bytes": budget_for(name)}
+    needed_bytes, gradient_bytes = budget_for(name), in_child(_gradient_bytes, name)
+    facts: Facts = {"net": name, "held_rows": rows, "needed_bytes": needed_bytes}
+    facts["budget_bytes"] = needed_bytes + gradient_bytes
     try:
         facts |= in_child(_train, name, multiple * rows, facts["budget_bytes"])
         facts |= in_child(_compare, name)
@@ -99,6 +101,12 @@ def budget_for(name: str) -> int:
         else:
             low = middle
     return high
+
+
+def _gradient_bytes(name: str) -> int:
+    """A copy of the gradients, which calls of more than 16 pieces hold: they add up in blocks."""
+    net, _ = _net(name)
+    return sum(parameter.numel() * parameter.element_size() for parameter in net.parameters())
 
 
 def _fits(name: str, budget_bytes: int) -> bool:

@@ -76,7 +76,7 @@ def measure(family: str, budget_bytes: int, known: Cell | None = None, renew: st
     rows = 1 << (2 * true_rows - 1).bit_length()
     found = dict(known["found"]) if known else {}
     for name, way in ways().items():
-        if name not in found or name.startswith(renew or "\0"):
+        if known is None or name.startswith(renew or ""):
             found[name] = _found(way, budget_bytes, family, rows)
     sizes = {name: facts["size_rows"] for name, facts in found.items() if facts.get("size_rows")}
     return {
@@ -141,7 +141,7 @@ def _columns(cell: Cell, name: str, facts: dict[str, Any]) -> list[str]:
         str(facts["steps_thrown_away"]),
         "never" if facts.get("error") else f"{facts['first_step_s']:.1f}",
         facts["keeps_mini_batch"],
-        f"{ratio(cell['rows_per_s'], name, TRUTH):.2f}",
+        f"{ratio(cell['rows_per_s'], name, TRUTH):.2f}" if name in cell["rows_per_s"] else "",
     ]
 
 
