@@ -8,7 +8,6 @@ rolled back and made again with smaller pieces, where their size is ours to choo
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +19,7 @@ from anybatch._settings import Settings
 from anybatch._warn import side_effects, warn_once
 from anybatch.batch import Layout, Piece, balanced, feed
 from anybatch.errors import InexactError
-from anybatch.exact import correction, graph
+from anybatch.exact import graph
 from anybatch.exact.clamps import Clamps, Watching, resolved
 from anybatch.exact.compiled import is_compiled
 from anybatch.exact.guess import guess
@@ -35,10 +34,6 @@ from anybatch.fit.transaction import Transaction
 from anybatch.memory.device import release, unprepared, widest_float
 
 _MOST_ATTEMPTS = 12
-_DOUBTFUL = (
-    "a micro-batch divides its loss by exactly 1, which may be a count or, where nothing counts, its clamp; "
-    "it is taken for a count. Say with `weight=` what counts"
-)
 _NO_ROOM = (
     "a probe of two rows ran out of memory, so how the loss adds up was taken from its graph alone and not "
     "compared with the whole"
@@ -215,50 +210,6 @@ class Call:
         """
         self._learner.refuse([cause], losses)
         raise Again
-
-    def check_proof(self, weights: Sequence[PieceWeights]) -> None:
-        """Goes back to the probe where it has only met rows in which nothing counted, and there are others.
-
-        Raises:
-            Again: There are.
-        """
-        if self.memory.is_proved or self.settings.on_inexact == "ignore":
-            return
-        for index, one in enumerate(weights):
-            if (index, False) not in self.tried and all(one.weights):
-                raise Again(index)
-
-    def check_forms(self, weights: Sequence[PieceWeights]) -> None:
-        """Goes back to the probe where two neighbours have different terms, to look at both together.
-
-        One may have nothing to count. Or the loss is switched by its own value.
-
-        Raises:
-            Again: There are such neighbours, and no two like them were looked at yet.
-        """
-        if self.settings.on_inexact == "ignore":
-            return
-        for index, (one, other) in enumerate(pairwise(weights), start=1):
-            pair = frozenset((one.pattern.terms, other.pattern.terms))
-            if len(pair) > 1 and pair not in self.memory.compared:
-                self.memory.compared.add(pair)
-                raise Again(index, straddles=True)
-
-    def check_departure(self, weights: Sequence[PieceWeights]) -> None:
-        """Goes back to the probe where a piece divides by more or less per row than all rows before it.
-
-        A mask does that, and is fine. Rows cropped to the longest of their piece do it too, and are not.
-
-        Raises:
-            Again: There is such a piece, from which nothing was learnt yet.
-        """
-        if any(one.is_doubtful for one in weights):
-            self.notes.append(_DOUBTFUL)
-        index = correction.departure(weights)
-        if index is not None and self.settings.on_inexact != "ignore":
-            where = (index, index > 0)
-            if where not in self.tried:
-                raise Again(index, straddles=index > 0)
 
     def feed(self, *, copies: bool = False) -> Iterator[Piece]:
         """The pieces one by one; copies, not views, where they are compiled or `copies` says so."""

@@ -10,6 +10,7 @@ import torch
 
 from anybatch._call import Call
 from anybatch._count import Counted, count, counts_first, records_first
+from anybatch._doubts import check_together
 from anybatch._forward import forward, worth
 from anybatch._run import Returned, answer
 from anybatch.batch import InputGradient, Piece, detach, input_gradients
@@ -77,10 +78,7 @@ def _attempt(call: Call) -> Any:
             done.append(_piece(call, transaction, piece, counted))
             del piece  # or it would live on while the next one is built (Rule 4)
         if call.is_cut:
-            weights = [one.losses.weights for one in done if one.losses.weights is not None]
-            call.check_proof(weights)
-            call.check_forms(weights)
-            call.check_departure(weights)
+            check_together(call, _weights(done))
         ratio = _ratio(call, transaction, done, counted) if call.is_cut else 1.0
         transaction.gradients.settle(ratio)
         _give_input_gradients(transaction, done, ratio)
@@ -98,13 +96,18 @@ def _note_strays(call: Call, transaction: Transaction) -> None:
 
 
 def _stop_watching(call: Call, transaction: Transaction) -> None:
-    """After the first piece, where all modules of such calls are in reach: torch runs them faster by themselves.
+    """After the first piece, where all modules of such calls are in reach: torch runs them faster alone.
 
     A compiled function would be compiled again without the hook.
     """
     _note_strays(call, transaction)
     if call.memory.was_watched and not (call.memory.has_strays or call.reach.is_compiled):
         transaction.stop_watching()
+
+
+def _weights(done: Sequence[_Done]) -> list[PieceWeights]:
+    """What each piece divides by."""
+    return [one.losses.weights for one in done if one.losses.weights is not None]
 
 
 def _piece(call: Call, transaction: Transaction, piece: Piece, counted: Counted | None) -> _Done:
@@ -225,7 +228,7 @@ def _ratio(call: Call, transaction: Transaction, done: Sequence[_Done], counted:
     Scaled losses are to reach backward at about the size that they have in the mini-batch: too large they
     overflow, too small they vanish.
     """
-    weights = [one.losses.weights for one in done if one.losses.weights is not None]
+    weights = _weights(done)
     ratio = 1.0 if counted is not None else _correction(call, done, weights)
     slack = max(1e-12, *(8 * torch.finfo(loss.dtype).eps for loss in done[0].losses.losses))
     if not correction.sums_to_one(weights, [one.seeds for one in done], ratio, slack):
