@@ -12,6 +12,7 @@ from torch import nn
 
 from anybatch.techniques import (
     Checkpointing,
+    ChunkedHead,
     EmptyCache,
     Freeze,
     Loading,
@@ -142,5 +143,9 @@ EXAMPLES: dict[str, Example] = {
             {"fraction": 2.5},
             {"fraction": float("nan")},
         ),
+    ),
+    "ChunkedHead": Example(
+        lambda: ChunkedHead("1", rows=4),
+        wrong=({"head": ""}, {"head": 3}, {"rows": 0}, {"rows": True}, {"rows": 1.5}),
     ),
 }

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anybatch.techniques.checkpointing import Checkpointing
+    from anybatch.techniques.chunked_head import ChunkedHead
     from anybatch.techniques.empty_cache import EmptyCache
     from anybatch.techniques.freeze import Freeze
     from anybatch.techniques.loader_options import LoaderOptions
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 _FILES = {
     "Checkpointing": "checkpointing",
+    "ChunkedHead": "chunked_head",
     "EmptyCache": "empty_cache",
     "Freeze": "freeze",
     "LoaderOptions": "loader_options",
@@ -33,6 +35,7 @@ _FILES = {
 
 __all__ = [
     "Checkpointing",
+    "ChunkedHead",
     "EmptyCache",
     "Freeze",
     "LoaderOptions",
