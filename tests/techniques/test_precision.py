@@ -144,6 +144,21 @@ def test_float16_has_a_scaler_and_small_gradients_survive() -> None:
     assert_close(exact, got, 4 * ROUNDING[torch.float16])
 
 
+@pytest.mark.parametrize("ub_size", [2, 3])
+def test_the_scaler_goes_with_apply(ub_size: int) -> None:
+    """A call in uneven pieces scales each loss; unscaled, the gradient is within the bound."""
+    x, y = data(7)
+    exact, _ = two_steps(tanhs().double(), x.double(), y.double())
+    model = tanhs()
+    scaler = Precision("float16").scaler(Setting.of(model))
+    step = anybatch.apply(["x", "y"], ub_size=ub_size, scaler=scaler)(cast(torch.float16))
+    step(model, x=x, y=y)
+    assert scaler is not None
+    scaler.unscale_(torch.optim.SGD(model.parameters()))
+    got = [each.grad.double() for each in model.parameters() if each.grad is not None]
+    assert_close(exact, got, 4 * ROUNDING[torch.float16])
+
+
 def test_bfloat16_needs_no_scaler() -> None:
     """It has the range of float32."""
     assert Precision(torch.bfloat16).scaler(Setting.of(tanhs())) is None
