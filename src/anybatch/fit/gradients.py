@@ -90,7 +90,9 @@ class Gradients:
             self._look_at_each()
             for leaf, _ in self._lasting:
                 leaf.look_after_backward()
-            self._looks = Looks([leaf for leaf, _ in self._lasting], [tensor for _, tensor in self._lasting])
+            # A sparse gradient grows in place, and is to be added up after each piece.
+            dense = [(leaf, tensor) for leaf, tensor in self._lasting if not _is_sparse(tensor.grad)]
+            self._looks = Looks([leaf for leaf, _ in dense], [tensor for _, tensor in dense])
         for leaf in self._leaves.values():
             if not leaf.is_looked_at:
                 leaf.look_after_backward()
@@ -139,6 +141,10 @@ class Gradients:
         for leaf in self._leaves.values():
             leaf.give_hooks_back()
             leaf.roll_back()
+
+
+def _is_sparse(gradient: Tensor | None) -> bool:
+    return gradient is not None and gradient.layout is not torch.strided
 
 
 def touched(function: str, leaf: str) -> str:

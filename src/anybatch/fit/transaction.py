@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 import torch
@@ -21,7 +21,11 @@ from anybatch.memory.device import release
 
 
 class Transaction:
-    """The state of one call: gradients, buffers, modes and random states."""
+    """The state of one call: gradients, buffers, modes and random states.
+
+    Attributes:
+        has_met_strays: Did a module run that nothing in reach leads to?
+    """
 
     def __init__(
         self,
@@ -48,6 +52,8 @@ class Transaction:
         self.function = function
         self._reach = reach
         self._entered: set[Module] = set()
+        self._watching = ExitStack()
+        self.has_met_strays = False
 
     def enter(self, module: Module) -> None:
         """Takes note of a module and its children, before it runs: it may change a child that does not."""
@@ -67,10 +73,11 @@ class Transaction:
 
     def _enter_running(self, module: Module) -> None:
         """Takes note of a module that is about to run, and may be out of reach otherwise."""
-        is_new = module not in self._entered
+        if module in self._entered:
+            return
+        self.has_met_strays = True
         self.enter(module)
-        if is_new:
-            self.norms.begin(module)
+        self.norms.begin(module)
 
     @contextmanager
     def open(self) -> Iterator[Self]:
@@ -85,7 +92,8 @@ class Transaction:
             for module in self._reach.modules:
                 self.enter(module)
             self.gradients.watch((("a tensor", leaf) for leaf in self._reach.leaves), lasts=True)
-            with watching(self._enter_running):
+            with self._watching:
+                self._watching.enter_context(watching(self._enter_running))
                 yield self
         except BaseException as error:
             is_explained = self.gradients.explain(error)
@@ -97,6 +105,10 @@ class Transaction:
         finally:
             self.norms.close()
             torch.clear_autocast_cache()
+
+    def stop_watching(self) -> None:
+        """Lets modules run by themselves from now on: torch calls them faster without a hook."""
+        self._watching.close()
 
     def commit(self) -> None:
         """Keeps what the call computed: gradients and running statistics."""
