@@ -15,8 +15,8 @@ MOST_S = 12.0
 def rows_per_s(family: str, rows: int, sizes: Mapping[str, int]) -> dict[str, list[float]]:
     """Steps of one process with each size, round by round; names that begin with "anybatch" use it.
 
-    Nothing limits this process: what is timed is the size. Time is that of the processor, for other programs may
-    run beside it.
+    Nothing limits this process: what is timed is the size. Time is that of the processor, for other
+    programs may run beside it.
     """
     problem = Problem(family, rows)
     steps = {name: _step(problem, name, size) for name, size in sizes.items()}
