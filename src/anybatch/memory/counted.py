@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, final
 from weakref import WeakSet
@@ -16,9 +15,8 @@ from torch.optim import Optimizer
 from anybatch.memory.gauge import Gauge
 from anybatch.memory.holders import Holder, held_bytes
 from anybatch.memory.phases import Phase
-from anybatch.memory.recording import MOST_STEPS, PeakHolders, PhasePeak, Recording, Step
+from anybatch.memory.recording import PeakHolders, PhasePeak, Recording, Step
 from anybatch.memory.sampler import Sampler
-from anybatch.memory.timeline import Sample, Timeline
 
 __all__ = ["CountedRecording"]
 
@@ -65,9 +63,8 @@ class CountedRecording(Recording):
             optimizers: Optimizers whose state counts from the begin; that of others when they step.
             sample_s: Seconds between two samples, or more where a reading takes long; 0 for none.
         """
+        super().__init__()
         self.source = gauge.source
-        self.begin_bytes = 0
-        self.steps_done = 0
         self._gauge = gauge
         self._device = device
         self._modules: WeakSet[Module] = WeakSet(modules)
@@ -77,14 +74,7 @@ class CountedRecording(Recording):
         self._zero_s = 0.0
         self._live_bytes = self._mark_bytes = 0
         self._span = _Span(Phase.OTHER, 0.0, 0)
-        self._timeline = Timeline()
-        self._steps: deque[Step] = deque(maxlen=MOST_STEPS)
-        self._step_begin_s = 0.0
-        self._is_step_over = False
         self._careful_steps = _CAREFUL_STEPS
-        self._step_phases: dict[Phase, PhasePeak] = {}
-        self._phases: dict[Phase, PhasePeak] = {}
-        self._at_peak: PeakHolders | None = None
 
     @property
     def live_bytes(self) -> int:
@@ -98,22 +88,6 @@ class CountedRecording(Recording):
     @property
     def phase(self) -> Phase:
         return self._span.phase
-
-    @property
-    def phases(self) -> Mapping[Phase, PhasePeak]:
-        return self._phases
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        return self._steps
-
-    @property
-    def samples(self) -> Sequence[Sample]:
-        return self._timeline.samples
-
-    @property
-    def at_peak(self) -> PeakHolders | None:
-        return self._at_peak
 
     def held_now(self) -> PeakHolders:
         return self._holders(max(self._gauge.live_bytes(), self._span.peak_bytes))

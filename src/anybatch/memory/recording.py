@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -12,11 +13,11 @@ from torch.optim import Optimizer
 
 from anybatch.memory.holders import Holder
 from anybatch.memory.phases import Phase
-from anybatch.memory.timeline import Sample
+from anybatch.memory.timeline import Sample, Timeline
 
-__all__ = ["MOST_STEPS", "PeakHolders", "PhasePeak", "Recording", "Step"]
+__all__ = ["PeakHolders", "PhasePeak", "Recording", "Step"]
 
-MOST_STEPS = 10_000
+_MOST_STEPS = 10_000
 
 
 @final
@@ -97,8 +98,17 @@ class Recording(ABC):
     """
 
     source: str
-    begin_bytes: int
-    steps_done: int
+
+    def __init__(self) -> None:
+        self.begin_bytes = 0
+        self.steps_done = 0
+        self._timeline = Timeline()
+        self._steps: deque[Step] = deque(maxlen=_MOST_STEPS)
+        self._step_begin_s = 0.0
+        self._is_step_over = False
+        self._step_phases: dict[Phase, PhasePeak] = {}
+        self._phases: dict[Phase, PhasePeak] = {}
+        self._at_peak: PeakHolders | None = None
 
     @abstractmethod
     def begin(self) -> None:
@@ -124,24 +134,24 @@ class Recording(ABC):
         """What the program is doing."""
 
     @property
-    @abstractmethod
     def phases(self) -> Mapping[Phase, PhasePeak]:
         """Each phase over all steps."""
+        return self._phases
 
     @property
-    @abstractmethod
     def steps(self) -> Sequence[Step]:
         """The steps that have ended, at most the last 10,000."""
+        return self._steps
 
     @property
-    @abstractmethod
     def samples(self) -> Sequence[Sample]:
         """What was in use over time."""
+        return self._timeline.samples
 
     @property
-    @abstractmethod
     def at_peak(self) -> PeakHolders | None:
         """Who held the peak; None where nothing has run."""
+        return self._at_peak
 
     @abstractmethod
     def held_now(self) -> PeakHolders:

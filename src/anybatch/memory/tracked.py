@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 from weakref import WeakSet
 
@@ -18,8 +17,7 @@ from torch.utils._pytree import tree_leaves
 from anybatch.memory.holders import Holder, tensors_of
 from anybatch.memory.module_path import ModulePath
 from anybatch.memory.phases import Phase
-from anybatch.memory.recording import MOST_STEPS, PeakHolders, PhasePeak, Recording, Step
-from anybatch.memory.timeline import Sample, Timeline
+from anybatch.memory.recording import PeakHolders, PhasePeak, Recording, Step
 from anybatch.memory.trace import Trace
 from anybatch.memory.tracker import Tracker
 
@@ -54,8 +52,7 @@ class TrackedRecording(Recording):
             optimizers: Optimizers whose state counts from the begin; that of others when they step.
             per_module: Tell activations apart by the module that makes them.
         """
-        self.steps_done = 0
-        self.begin_bytes = 0
+        super().__init__()
         self._device = device
         self._given = modules
         self._path = ModulePath() if per_module else None
@@ -65,13 +62,7 @@ class TrackedRecording(Recording):
         self._times_s = [0.0]
         self._zero_s = 0.0
         self._phase = Phase.OTHER
-        self._phase_begin_s = self._step_begin_s = 0.0
-        self._is_step_over = False
-        self._timeline = Timeline()
-        self._steps: deque[Step] = deque(maxlen=MOST_STEPS)
-        self._step_phases: dict[Phase, PhasePeak] = {}
-        self._phases: dict[Phase, PhasePeak] = {}
-        self._at_peak: PeakHolders | None = None
+        self._phase_begin_s = 0.0
 
     @property
     def live_bytes(self) -> int:
@@ -84,22 +75,6 @@ class TrackedRecording(Recording):
     @property
     def phase(self) -> Phase:
         return self._phase
-
-    @property
-    def phases(self) -> Mapping[Phase, PhasePeak]:
-        return self._phases
-
-    @property
-    def steps(self) -> Sequence[Step]:
-        return self._steps
-
-    @property
-    def samples(self) -> Sequence[Sample]:
-        return self._timeline.samples
-
-    @property
-    def at_peak(self) -> PeakHolders | None:
-        return self._at_peak
 
     def held_now(self) -> PeakHolders:
         self._claim_known()
