@@ -270,7 +270,7 @@ def test_budget_without_room_is_said_before_anything_runs(machine: Machine) -> N
 
 
 def test_step_of_a_given_optimizer_that_does_not_fit(machine: Machine) -> None:
-    """State and temporaries of the optimizer's first step count, before they exist (B35)."""
+    """State and temporaries of the optimizer's first step count, before they exist."""
     model = net(4096)
     optimizer = torch.optim.AdamW(model.parameters())
     elements = sum(map(Tensor.numel, model.parameters()))
@@ -300,7 +300,7 @@ def test_optimizer_that_was_seen_is_counted_exactly(machine: Machine) -> None:
 
 
 def test_other_errors_are_not_answered_by_smaller_pieces() -> None:
-    """An error of the function's own passes unchanged after one real run (B34)."""
+    """An error of the function's own passes unchanged after one real run."""
     calls = []
 
     @anybatch.apply(["x"], ub_size="auto")
@@ -315,7 +315,7 @@ def test_other_errors_are_not_answered_by_smaller_pieces() -> None:
 
 
 def test_error_that_may_mean_memory_is_raised_as_it_is_in_the_end() -> None:
-    """What may be a question of memory is answered by smaller pieces, or stands if they don't help (B33)."""
+    """What may be a question of memory is answered by smaller pieces, or stands if they don't help."""
     sizes = []
 
     @anybatch.apply(["x"], ub_size="auto")

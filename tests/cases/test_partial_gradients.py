@@ -1,4 +1,4 @@
-"""B32: what a failed attempt had accumulated is taken back, what was there before stays.
+"""What a failed attempt had accumulated is taken back, what was there before stays.
 
 facebookresearch/metaseq#314, OpenNMT/OpenNMT-py#2550, espnet/espnet#3283.
 """

@@ -1,4 +1,4 @@
-"""B35: optimizer state appears at the first step, so that forward and backward alone do not show it."""
+"""Optimizer state appears at the first step, so that forward and backward alone do not show it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""B31: a failed attempt is gone before the next one begins (pytorch/pytorch#27600, #18853)."""
+"""A failed attempt is gone before the next one begins (pytorch/pytorch#27600, #18853)."""
 
 from __future__ import annotations
 

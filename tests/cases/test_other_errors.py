@@ -1,4 +1,4 @@
-"""B34: a bug comes through at once; what never fits ends with the memory error, and no size of 0.
+"""A bug comes through at once; what never fits ends with the memory error, and no size of 0.
 
 huggingface/accelerate#335, d8ahazard/sd_dreambooth_extension#1282, facebookresearch/metaseq#304,
 ludwig-ai/ludwig#2034.
