@@ -508,3 +508,22 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     """The error names the option."""
     with pytest.raises(ValueError, match=next(iter(options))):
         Auto(**options)
+
+
+def test_lazy_modules_are_not_foreseen_before_they_have_a_shape() -> None:
+    """The first call of a model of lazy modules goes through, and its gradient is that of the whole."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Tanh(), torch.nn.LazyLinear(1)).double()
+    x = torch.randn(9, 3, dtype=torch.float64)
+
+    @anybatch.apply(["x"], ub_size=anybatch.Auto(largest=2))
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    for _ in range(2):
+        model.zero_grad()
+        step(x=x)
+        parameters = list(model.parameters())
+        whole = torch.autograd.grad(model(x).square().mean(), parameters)
+        for parameter, expected in zip(parameters, whole, strict=True):
+            torch.testing.assert_close(parameter.grad, expected, rtol=1e-10, atol=1e-12)

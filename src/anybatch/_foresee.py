@@ -1,6 +1,7 @@
 """What the pieces of a call will need, found out before any of them runs."""
 
 import functools
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Hashable
@@ -37,8 +38,8 @@ _KEPT = (
     "`apply`: {function} keeps tensors beyond its call. The run without memory that foresaw its need has "
     "left some of its own there, without values. Give `ub_size` as a number, or don't keep tensors"
 )
-# What oneDNN keeps of a convolution for each size, forward or backward: half of 1.3 to 2.5 MiB (torch 2.13).
-_KERNEL_BYTES = 1 << 19
+# What oneDNN keeps of a convolution for each size, forward or backward: 0.1 to 0.8 MiB (torch 2.13).
+_KERNEL_BYTES = 1 << 18
 # What a malloc that adjusts itself can use of the memory that it holds, at worst.
 _RATIO_WITH_GAPS = 0.5
 
@@ -70,8 +71,12 @@ class Task:
 
     @property
     def can_be_foreseen(self) -> bool:
-        """Are there the rows for it, on one device? A single row takes other operators than more of them."""
-        return self.layout.rows >= _LEAST_ROWS and not self.settings.devices
+        """Are there the rows for it, on one device? A single row takes other operators than more of them.
+
+        Lazy modules have no shape before their first forward.
+        """
+        is_lazy = any(map(torch.nn.parameter.is_lazy, self._all_leaves))
+        return self.layout.rows >= _LEAST_ROWS and not (self.settings.devices or is_lazy)
 
     @property
     def key(self) -> str:
@@ -83,7 +88,11 @@ class Task:
 
     @cached_property
     def parameters(self) -> list[Tensor]:
-        """The leaves that get gradients, as far as they are known beforehand."""
+        """The leaves that get gradients, as far as they are known beforehand and have a shape."""
+        return [leaf for leaf in self._all_leaves if not torch.nn.parameter.is_lazy(leaf)]
+
+    @cached_property
+    def _all_leaves(self) -> list[Tensor]:
         found = {id(leaf): leaf for leaf in self.reach.leaves}
         for module in self.reach.modules:
             found |= {id(leaf): leaf for leaf in module.parameters() if leaf.requires_grad}
@@ -186,7 +195,10 @@ def confirm(task: Task, record: Record, rows: int) -> bool:
 
 
 def _run_symbolically(task: Task, rows: int) -> SymbolicRun:
+    trackers: list[Tracker] = []
+
     def run(fakes: Fakes) -> None:
+        trackers.append(fakes.tracker)
         for _ in range(_pieces(task, rows)):
             _compute(task, task.layout.take(0, rows, _Faker(fakes, task.device)))
 
@@ -195,9 +207,16 @@ def _run_symbolically(task: Task, rows: int) -> SymbolicRun:
         found = run_symbolically(run, task.reach.modules)
     finally:
         has_put_back = belongings.put_back()
-    if found.kept and not has_put_back:
+    if found.kept and not (has_put_back and _all_died(trackers)):
         warnings.warn(_KEPT.format(function=task.bound.name), InexactWarning, stacklevel=2)
     return found
+
+
+def _all_died(trackers: list[Tracker]) -> bool:
+    """Is nothing of a run left, now that what held fakes was put back?"""
+    if any(tracker.living_tensors() for tracker in trackers):
+        gc.collect()
+    return not any(tracker.living_tensors() for tracker in trackers)
 
 
 def _run_really(task: Task, rows: int) -> Trace:

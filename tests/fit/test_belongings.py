@@ -3,6 +3,7 @@
 from collections import deque
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -57,3 +58,53 @@ def test_fakes_do_not_stay_in_closures() -> None:
     loss = step(x=torch.randn(8, 3, dtype=torch.float64))
     assert type(total) is Tensor
     assert float(total) >= float(loss)
+
+
+class Entry:
+    """One line of a log."""
+
+    def __init__(self, loss: Tensor) -> None:
+        self.losses = [loss]
+
+
+def test_fakes_do_not_stay_in_tuples_that_a_list_holds() -> None:
+    """What a step wraps before it keeps it is gone after the run on fakes, also where that run breaks off."""
+    for reads_value in (False, True):
+        model = nn.Linear(3, 1).double()
+        log: list[tuple[Any, ...]] = []
+
+        @anybatch.apply(["x"], ub_size="auto")
+        def step(x: Tensor, model: nn.Module, log: list[Any], reads_value: bool) -> Tensor:
+            loss = model(x).square().mean()
+            log.append(({"loss": loss.detach()}, Entry(loss.detach())))
+            if reads_value:
+                loss.item()
+            return loss
+
+        step(torch.randn(8, 3, dtype=torch.float64), model, log, reads_value)
+        assert {type(loss) for by, entry in log for loss in (by["loss"], *entry.losses)} == {Tensor}
+
+
+class Hidden:
+    """Keeps a list where nobody looks for it."""
+
+    __slots__ = ("losses",)
+
+    def __init__(self) -> None:
+        self.losses: list[Tensor] = []
+
+
+def test_fakes_that_stay_are_told_although_others_were_put_back() -> None:
+    """A fake in an attribute that can't be found is warned of, whatever else was given back."""
+    model, hidden, found = nn.Linear(3, 1).double(), Hidden(), list[Tensor]()
+
+    @anybatch.apply(["x"], ub_size="auto")
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        hidden.losses.append(loss.detach())
+        found.append(loss.detach())
+        return loss
+
+    with pytest.warns(anybatch.errors.InexactWarning, match="keeps tensors beyond its call"):
+        step(x=torch.randn(8, 3, dtype=torch.float64))
+    assert {type(loss) for loss in found} == {Tensor}

@@ -77,7 +77,24 @@ def _content(cell: CellType) -> Any:
 
 
 def _holds_fake(owner: Any) -> bool:
-    return any(isinstance(value, FakeTensor) for value in _held_by(owner))
+    return any(_is_or_holds_fake(value, _DEEPEST) for value in _held_by(owner))
+
+
+def _is_or_holds_fake(value: Any, depth: int) -> bool:
+    """A tuple, or an object, that the run made is not kept by itself: what holds it is put back."""
+    if isinstance(value, FakeTensor):
+        return True
+    if depth < 0 or isinstance(value, Module) or inspect.isclass(value) or inspect.ismodule(value):
+        return False
+    if isinstance(value, tuple | list | set | frozenset | deque) and len(value) <= _LARGEST_CONTAINER:
+        held: Iterable[Any] = list(value)
+    elif isinstance(value, dict) and len(value) <= _LARGEST_CONTAINER:
+        held = list(value.values())
+    elif hasattr(value, "__dict__") and not callable(value):
+        held = list(vars(value).values())
+    else:
+        return False
+    return any(_is_or_holds_fake(each, depth - 1) for each in held)
 
 
 def _held_by(owner: Any) -> Iterator[Any]:
