@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from anybatch.techniques import (
+    AccumulateInFloat32,
     Checkpointing,
     ChunkedHead,
     EmptyCache,
@@ -147,5 +148,9 @@ EXAMPLES: dict[str, Example] = {
     "ChunkedHead": Example(
         lambda: ChunkedHead("1", rows=4),
         wrong=({"head": ""}, {"head": 3}, {"rows": 0}, {"rows": True}, {"rows": 1.5}),
+    ),
+    "AccumulateInFloat32": Example(
+        AccumulateInFloat32,
+        setting=lambda: Setting.of(network().bfloat16()),
     ),
 }

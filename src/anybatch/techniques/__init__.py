@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anybatch.techniques.accumulate_in_float32 import AccumulateInFloat32
     from anybatch.techniques.checkpointing import Checkpointing
     from anybatch.techniques.chunked_head import ChunkedHead
     from anybatch.techniques.empty_cache import EmptyCache
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from anybatch.techniques.technique import Setting, Technique
 
 _FILES = {
+    "AccumulateInFloat32": "accumulate_in_float32",
     "Checkpointing": "checkpointing",
     "ChunkedHead": "chunked_head",
     "EmptyCache": "empty_cache",
@@ -34,6 +36,7 @@ _FILES = {
 }
 
 __all__ = [
+    "AccumulateInFloat32",
     "Checkpointing",
     "ChunkedHead",
     "EmptyCache",
