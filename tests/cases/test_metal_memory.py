@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from anybatch.memory.device import release
-from anybatch.memory.state import headroom_bytes, live_bytes, memory_of
+from anybatch.memory.gauge import gauge_of
+from anybatch.memory.state import memory_of
 
 GIB = 1 << 30
 RATIO = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
@@ -44,12 +45,12 @@ def metal(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_growing_driver_memory_is_seen(metal: SimpleNamespace) -> None:
     """A cache that grows while the tensors stay as they are takes memory away, and is given back."""
     metal.driver_bytes = 2 * GIB
-    assert headroom_bytes(METAL) == 8 * GIB
+    assert memory_of(METAL).headroom_bytes == 8 * GIB
     metal.driver_bytes = 7 * GIB
-    assert live_bytes(METAL) == 7 * GIB
-    assert headroom_bytes(METAL) == 3 * GIB
+    assert gauge_of(METAL).live_bytes() == 7 * GIB
+    assert memory_of(METAL).headroom_bytes == 3 * GIB
     release(METAL)
-    assert headroom_bytes(METAL) == 9 * GIB
+    assert memory_of(METAL).headroom_bytes == 9 * GIB
 
 
 @pytest.mark.parametrize(
@@ -73,14 +74,14 @@ def test_memory_of_the_machine_is_not_asked(metal: SimpleNamespace, monkeypatch:
         raise AssertionError("the machine's memory was taken for Metal's")
 
     monkeypatch.setattr(psutil, "virtual_memory", refuse)
-    assert headroom_bytes(METAL) == 9 * GIB
+    assert memory_of(METAL).headroom_bytes == 9 * GIB
 
 
 @pytest.mark.skipif(not torch.backends.mps.is_available(), reason="needs Apple's Metal")
 def test_on_metal() -> None:
     """A tensor of 256 MiB on a real device raises what the driver holds by at least as much."""
-    begin_bytes = live_bytes(METAL)
+    begin_bytes = gauge_of(METAL).live_bytes()
     block = torch.ones(64 << 20, dtype=torch.float32, device=METAL)
     torch.mps.synchronize()
-    assert live_bytes(METAL) - begin_bytes >= block.nbytes
+    assert gauge_of(METAL).live_bytes() - begin_bytes >= block.nbytes
     assert (memory_of(METAL).limit.amount_bytes or 0) <= torch.mps.recommended_max_memory()

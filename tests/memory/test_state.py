@@ -15,7 +15,7 @@ from anybatch.memory.gauge import gauge_of
 from anybatch.memory.limit import HostLimit
 from anybatch.memory.process import Currency, read_status
 from anybatch.memory.reading import Quantity
-from anybatch.memory.state import MemoryState, headroom_bytes, live_bytes, memory_of
+from anybatch.memory.state import MemoryState, memory_of
 
 from .standins import Allocator, Metal
 
@@ -41,8 +41,8 @@ def test_allocator_counts_its_cache_as_to_be_had(kind: str, monkeypatch: pytest.
         Quantity.LIMIT: 1000,
         Quantity.BUDGET: 660,
     }
-    assert headroom_bytes(device) == 560
-    assert live_bytes(device) == 100
+    assert memory_of(device).headroom_bytes == 560
+    assert gauge_of(device).live_bytes() == 100
     assert memory_of(device).device == device
 
 
@@ -53,7 +53,7 @@ def test_fraction_of_the_process_limits(kind: str, monkeypatch: pytest.MonkeyPat
     memory = memory_of(device)
     assert memory.limit.amount_bytes == memory.budget.amount_bytes == 250
     assert memory.limit.source.startswith("0.25 of ")
-    assert headroom_bytes(device) == 150
+    assert memory_of(device).headroom_bytes == 150
 
 
 def test_device_that_does_not_tell_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_metal_counts_what_its_driver_holds(monkeypatch: pytest.MonkeyPatch) -> 
         Quantity.LIMIT: 100,
         Quantity.BUDGET: 100,
     }
-    assert headroom_bytes(device) == 30
+    assert memory_of(device).headroom_bytes == 30
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_host_budget(free_bytes: int, expected_bytes: int, monkeypatch: pytest.M
     assert memory.live.amount_bytes == 600
     assert memory.limit.amount_bytes == 1000
     assert memory.budget.amount_bytes == expected_bytes
-    assert headroom_bytes(CPU) == expected_bytes - 600 + 70
+    assert memory_of(CPU).headroom_bytes == expected_bytes - 600 + 70
 
 
 @linux_only
@@ -114,7 +114,6 @@ def test_host_counts_as_its_limit_does(
     assert memory.live.amount_bytes == pytest.approx(expected_bytes, abs=MIB)
     assert live in memory.live.source
     assert memory.peak.source == peak
-    assert live_bytes(CPU) == pytest.approx(expected_bytes, abs=MIB)
     assert gauge_of(CPU).live_bytes() == pytest.approx(expected_bytes, abs=MIB)
 
 
@@ -134,9 +133,9 @@ def test_device_without_values() -> None:
     """The meta device holds nothing: no figures, and no gauge."""
     meta = torch.device("meta")
     assert set(figures(memory_of(meta)).values()) == {None}
-    assert headroom_bytes(meta) is None
+    assert memory_of(meta).headroom_bytes is None
     with pytest.raises(ValueError, match="Got 'meta'"):
-        live_bytes(meta)
+        gauge_of(meta).live_bytes()
 
 
 def test_state_prints_every_figure_with_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,12 +154,12 @@ def test_state_prints_every_figure_with_its_source(monkeypatch: pytest.MonkeyPat
 UNDER_A_LIMIT = """
 import torch
 from anybatch.memory.limit import limit_growth
-from anybatch.memory.state import headroom_bytes, memory_of
+from anybatch.memory.state import memory_of
 torch.set_num_threads(1)
 cpu = torch.device("cpu")
 torch.ones(1)
 limit_growth(256 << 20)
-free = headroom_bytes(cpu)
+free = memory_of(cpu).headroom_bytes
 print(free >> 20, memory_of(cpu).limit.source)
 def fits(size):
     try:
@@ -170,7 +169,7 @@ def fits(size):
     return True
 print(fits(free - (1 << 20)), fits(free + (1 << 20)))
 block = torch.ones(100 << 20, dtype=torch.uint8)
-print((free - headroom_bytes(cpu)) >> 20)
+print((free - memory_of(cpu).headroom_bytes) >> 20)
 """
 
 
@@ -190,9 +189,9 @@ def test_headroom_is_what_really_fits() -> None:
 def test_state_on_cuda() -> None:
     """A tensor of 64 MiB on a CUDA device raises live and peak; freed, only the peak stays."""
     device = torch.device("cuda", 0)
-    begin_bytes = live_bytes(device)
+    begin_bytes = gauge_of(device).live_bytes()
     block = torch.ones(1 << 24, device=device)
-    assert live_bytes(device) - begin_bytes == 64 * MIB
+    assert gauge_of(device).live_bytes() - begin_bytes == 64 * MIB
     del block
     memory = memory_of(device)
     assert memory.live.amount_bytes == begin_bytes

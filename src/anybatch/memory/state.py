@@ -9,13 +9,13 @@ from typing import final
 import torch
 
 from anybatch.memory.device import MemoryKind, memory_kind
-from anybatch.memory.gauge import AllocatorGauge, HostGauge, MetalGauge, gauge_of
+from anybatch.memory.gauge import AllocatorGauge, HostGauge, MetalGauge
 from anybatch.memory.limit import HostLimit, binding_limit
 from anybatch.memory.malloc import reusable_bytes
 from anybatch.memory.process import HighWater
 from anybatch.memory.reading import Quantity, Reading
 
-__all__ = ["MemoryState", "headroom_bytes", "live_bytes", "memory_of"]
+__all__ = ["MemoryState", "memory_of"]
 
 _METAL_FRACTION = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 
@@ -74,19 +74,6 @@ def memory_of(device: torch.device) -> MemoryState:
         return _allocator_state(device)
     nobody = (None, kind.value)
     return _state(device, nobody, None, nobody, nobody, None)
-
-
-def headroom_bytes(device: torch.device) -> int | None:
-    """What this process can still get on a device, now; None where nothing can tell."""
-    return memory_of(device).headroom_bytes
-
-
-def live_bytes(device: torch.device) -> int:
-    """What this process holds on a device, counted as the limit that binds it counts.
-
-    To read it often, ask `gauge_of(device)` once and read that: finding the limit costs more than reading.
-    """
-    return gauge_of(device).live_bytes()
 
 
 _Figure = tuple[int | None, str]
