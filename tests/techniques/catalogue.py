@@ -12,6 +12,7 @@ from torch import nn
 
 from anybatch.techniques import (
     AccumulateInFloat32,
+    Accumulation,
     Checkpointing,
     ChunkedHead,
     EmptyCache,
@@ -152,5 +153,9 @@ EXAMPLES: dict[str, Example] = {
     "AccumulateInFloat32": Example(
         AccumulateInFloat32,
         setting=lambda: Setting.of(network().bfloat16()),
+    ),
+    "Accumulation": Example(
+        lambda: Accumulation(steps=4),
+        wrong=({"steps": 0}, {"steps": -1}, {"steps": True}, {"steps": 1.5}, {"steps": None}),
     ),
 }

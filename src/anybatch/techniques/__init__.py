@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anybatch.techniques.accumulate_in_float32 import AccumulateInFloat32
+    from anybatch.techniques.accumulation import Accumulation
     from anybatch.techniques.checkpointing import Checkpointing
     from anybatch.techniques.chunked_head import ChunkedHead
     from anybatch.techniques.empty_cache import EmptyCache
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _FILES = {
     "AccumulateInFloat32": "accumulate_in_float32",
+    "Accumulation": "accumulation",
     "Checkpointing": "checkpointing",
     "ChunkedHead": "chunked_head",
     "EmptyCache": "empty_cache",
@@ -37,6 +39,7 @@ _FILES = {
 
 __all__ = [
     "AccumulateInFloat32",
+    "Accumulation",
     "Checkpointing",
     "ChunkedHead",
     "EmptyCache",
