@@ -141,15 +141,15 @@ def test_sparse_gradients_stay_sparse() -> None:
 def test_with_apply_several_calls_are_added_up(ub_size: int) -> None:
     """Calls in pieces before one step end within the rounding of each call and of the sum."""
     model, x, y = model_and_rows(torch.bfloat16, 8)
-    exact = [each[0].double() * 2 for each in zip(*piece_gradients(model, x, y, 1), strict=True)]
+    exact = [each[0].double() * 3 for each in zip(*piece_gradients(model, x, y, 1), strict=True)]
     with AccumulateInFloat32().applied(Setting.of(model)):
         call = anybatch.apply(["x", "y"], ub_size=ub_size)(squares)
-        call(model, x=x, y=y)
-        call(model, x=x, y=y)
+        for _ in range(3):
+            call(model, x=x, y=y)
     for expected, got in zip(exact, gradients(model), strict=True):
         assert (
             float((got.double() - expected).abs().max() / expected.abs().max())
-            <= 3 * _ROUNDING[torch.bfloat16]
+            <= 4 * _ROUNDING[torch.bfloat16]
         )
 
 

@@ -121,7 +121,7 @@ class Augmented(Dataset[list[float]]):
     def __init__(self) -> None:
         self.torch = torch.Generator().manual_seed(0)
         self.parts = {"numpy": [np.random.default_rng(0)], "old": np.random.RandomState(0)}
-        self.transform = SimpleNamespace(python=random.Random(0))
+        self.transform = SimpleNamespace(python=random.Random(0), other=random.Random(0))
 
     def __len__(self) -> int:
         return 4
@@ -132,6 +132,7 @@ class Augmented(Dataset[list[float]]):
             self.parts["numpy"][0].random(),  # type: ignore[index]
             self.parts["old"].random(),  # type: ignore[union-attr]
             self.transform.python.random(),
+            self.transform.other.random(),
         ]
 
 
@@ -154,8 +155,9 @@ def test_workers_draw_differently_and_the_same_again() -> None:
     """Generators of the dataset differ from worker to worker; the same seed of the loader repeats them."""
     first = drawn()
     assert first == drawn()
-    for at in range(4):
+    for at in range(5):
         assert len({row[at] for row in first}) == 4
+    assert all(row[3] != row[4] for row in first)  # two of one kind differ, too
 
 
 def test_the_callers_own_beginning_of_a_worker_still_runs() -> None:
@@ -168,7 +170,7 @@ def test_each_generator_is_found_once() -> None:
     dataset = Augmented()
     dataset.again = [dataset, dataset.torch, torch.ones(2)]  # type: ignore[attr-defined]
     dataset.rows = [random.Random(0)] * 1000  # type: ignore[attr-defined]
-    assert len(own_generators(dataset)) == 4
+    assert len(own_generators(dataset)) == 5
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,14 @@ def test_labels_are_found_where_they_are() -> None:
     assert Counter(labels[row] for row in expected) == {0: 3, 1: 3, 2: 3}
 
 
+def test_a_subset_has_the_labels_of_its_own_rows() -> None:
+    """Of 5 rows of each class 2 of each are drawn, whatever classes the whole dataset begins with."""
+    subset = Subset(Photos(["a"] * 10 + ["b"] * 10), range(5, 15))
+    for seed in range(8):
+        drawn = rows_of(Sampling(rows=4, stratify="targets", seed=seed).sample(subset))
+        assert sorted(row < 5 for row in drawn) == [False, False, True, True]
+
+
 def test_only_rows_of_a_subset_are_loaded_for_their_labels() -> None:
     """Labels of a subset are read from its rows, not from all of what it is a part of."""
     photos = Photos(["a", "b"] * 10)
