@@ -19,6 +19,7 @@ from anybatch.fit.explanation import GAPS
 from anybatch.fit.guard import MemoryVerdict, irrevocable, memory_verdict
 from anybatch.fit.record import Record
 from anybatch.fit.room import room_in
+from anybatch.fit.sums import takes_blocks
 from anybatch.memory.device import finish
 from anybatch.memory.peak import PeakMeter
 from anybatch.memory.reading import in_words
@@ -27,6 +28,7 @@ __all__ = ["Automatic", "Task"]
 
 _MOST_CONFIRMATIONS = 10
 _MUCH_TIMES = 16
+_SMALL_RATIO = 0.2
 
 
 @final
@@ -88,7 +90,8 @@ class Automatic(Fitting):
     @contextmanager
     def watched(self, sizes: Sequence[int]) -> Iterator[None]:
         record = self._record
-        meter = None if record.is_measured else PeakMeter(self._device)
+        is_known = record.need.is_known(max(self._per_device(sizes)))
+        meter = None if is_known else PeakMeter(self._device)
         reusable_bytes = 0 if meter is None else self._auto.memory(self._device).reusable_bytes
         begin_s = time.perf_counter()
         with meter or nullcontext():
@@ -105,24 +108,40 @@ class Automatic(Fitting):
 
     def _see(self, record: Record, meter: PeakMeter, reusable_bytes: int, sizes: Sequence[int]) -> None:
         """Takes note of what an attempt took; memory that was freed before it may have been used again."""
+        left_bytes = self._auto.memory(self._device).reusable_bytes
+        record.has_gaps = record.has_gaps or left_bytes > _SMALL_RATIO * meter.growth_bytes
         # Where there are gaps, it may not have been of use, and counts as taken.
         growth_bytes = meter.growth_bytes + (reusable_bytes if record.has_gaps else 0)
-        left_bytes = self._auto.memory(self._device).reusable_bytes
         kept_bytes = meter.end_bytes - meter.begin_bytes + reusable_bytes - left_bytes
         kept_bytes = max(0, kept_bytes - self._task.gradient_bytes())
-        record.see_success(self._per_device(sizes), growth_bytes, kept_bytes, is_exact=meter.is_marked)
+        # What malloc gave of memory that it had says little about other sizes.
+        is_exact = meter.is_marked and reusable_bytes < _SMALL_RATIO * meter.growth_bytes
+        record.see_success(self._per_device(sizes), growth_bytes, kept_bytes, is_exact=is_exact)
 
     def _per_device(self, sizes: Sequence[int]) -> list[int]:
         return [-(-size // self._shares) for size in sizes]
 
     def _confirmed(self, record: Record) -> int:
-        """The ceiling, at which the prediction was compared with a symbolic run of that size."""
+        """The size, at which the prediction was compared with a symbolic run of that size."""
+        record.sums_bytes = 0
         for _ in range(_MOST_CONFIRMATIONS):
-            limit_rows = record.fit(self._rows, self._auto.largest or sys.maxsize)
+            limit_rows = self._fit(record)
             size = min(limit_rows, self._rows)
             if size <= self._least_rows or record.is_confirmed(size) or confirm(self._task, record, size):
                 break
         return limit_rows
+
+    def _fit(self, record: Record) -> int:
+        limit_rows = record.fit(self._rows, self._auto.largest or sys.maxsize)
+        if not record.sums_bytes and takes_blocks(-(-self._rows // max(1, limit_rows))):
+            record.sums_bytes = self._sums_bytes()
+            limit_rows = record.fit(self._rows, self._auto.largest or sys.maxsize)
+        return limit_rows
+
+    def _sums_bytes(self) -> int:
+        """Gradients in float32 are added up in blocks where there are many pieces: one copy more."""
+        singles = (leaf for leaf in self._task.parameters if leaf.dtype == torch.float32)
+        return sum(leaf.numel() * leaf.element_size() for leaf in singles) if self._task.trains else 0
 
     def _choose_divisor(self, record: Record, limit_rows: int) -> int:
         """What to divide the ceiling by, for speed."""

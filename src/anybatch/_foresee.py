@@ -42,6 +42,8 @@ _KEPT = (
 _KERNEL_BYTES = 1 << 18
 # What a malloc that adjusts itself can use of the memory that it holds, at worst.
 _RATIO_WITH_GAPS = 0.5
+# Up to here most of what malloc keeps for itself is small.
+_LARGEST_THRESHOLD_BYTES = 256 << 10
 
 
 @final
@@ -267,7 +269,7 @@ class _Faker(Taker):
 def _leaves_gaps(device: torch.device | None) -> bool:
     """Does the memory of the device come from a malloc that keeps much of what is freed?"""
     setting = None if device is not None and is_accelerator(device) else malloc_setting()
-    return setting is not None and setting.is_adjusted
+    return setting is not None and (setting.is_adjusted or setting.threshold_bytes > _LARGEST_THRESHOLD_BYTES)
 
 
 def _title(task: Task) -> str:

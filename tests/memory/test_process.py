@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -137,3 +139,14 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
+
+
+def test_copy_of_a_counter_has_a_file_of_its_own() -> None:
+    """A copy that is dropped leaves the counter that it was made of as it was."""
+    counter = HostCounter(Currency.RESIDENT)
+    before = counter()
+    copied = copy.deepcopy(counter)
+    assert abs(copied() - before) < 64 << 20
+    del copied
+    assert abs(counter() - before) < 64 << 20
+    assert abs(pickle.loads(pickle.dumps(counter))() - before) < 64 << 20

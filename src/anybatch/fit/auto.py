@@ -44,7 +44,7 @@ class Auto:
         optimizer: What steps with the gradients. The state that its first step makes is then known exactly;
             without it, it is taken for Adam's until a step has been seen.
         largest: The largest number of rows of a piece; None for no bound.
-        malloc: From which size on glibc's malloc gives memory back as soon as it is freed: bytes or `"1MiB"`.
+        malloc: From which size on glibc gives memory back as soon as it is freed: bytes or `"64KiB"`.
             Larger micro-batches then fit on a CPU; small tensors get slower where it is below them. It holds
             for the whole process from now on. None leaves malloc alone.
 
@@ -170,7 +170,7 @@ def _set_malloc(threshold: Amount) -> None:
         raise ValueError(
             "`Auto`: `malloc` is bytes, at least 1, from which on glibc maps memory by itself. "
             f"Got {threshold!r}, and glibc's malloc {'is' if malloc_setting() else 'is not'} in use. "
-            'Pass "1MiB", or None.'
+            'Pass "64KiB", or None.'
         )
 
 

@@ -10,8 +10,8 @@ from anybatch.memory.reading import in_words
 __all__ = ["GAPS", "explained"]
 
 GAPS = (
-    "The default malloc of glibc keeps much of what is freed, so that a third or so less fits. Start with "
-    'MALLOC_MMAP_THRESHOLD_=1048576 in the environment, or pass `Auto(malloc="1MiB")`.'
+    "Malloc keeps much of what is freed, so that a third or so less fits. Start with "
+    'MALLOC_MMAP_THRESHOLD_=65536 in the environment, or pass `Auto(malloc="64KiB")`.'
 )
 
 

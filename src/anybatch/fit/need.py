@@ -11,6 +11,8 @@ __all__ = ["Corrected", "Need", "PeakOfRows", "Unknown", "corrected"]
 
 # The part of the need that memory which is there already, in malloc's own heap, is believed to have met.
 _MOST_FOUND_RATIO = 0.15
+# How far beyond a measured size the measure is trusted.
+_FURTHEST_TIMES = 2
 _NEAR_RATIO = 0.5
 _NEAR_JUMP_RATIO = 0.75
 
@@ -96,6 +98,7 @@ class Need:
         size_bytes: What each new size of pieces keeps for good (prepared kernels); a cut has two sizes.
         penalty_bytes_per_row: What must be added where memory ran out although less was predicted.
         used_sizes: The rows of pieces that have run.
+        measured_rows: The largest size of which it is known what it took.
     """
 
     tensors: PeakOfRows
@@ -104,6 +107,7 @@ class Need:
     size_bytes: int = 0
     penalty_bytes_per_row: float = 0.0
     used_sizes: set[int] = field(default_factory=set)
+    measured_rows: int = 0
 
     @property
     def is_bent(self) -> bool:
@@ -113,7 +117,7 @@ class Need:
     def peak_bytes(self, rows: int, sizes: int = 1) -> int:
         """What pieces of at most so many rows need, beyond what is in use, where they have so many sizes."""
         beside_bytes = max(self.hidden_bytes_per_row, self.penalty_bytes_per_row or -math.inf) * rows
-        expected_bytes = 0 if self.expected is None else self.expected.peak_bytes(rows)
+        expected_bytes = 0 if self.expected is None or self.is_known(rows) else self.expected.peak_bytes(rows)
         new_bytes = 0 if rows in self.used_sizes else sizes * self.size_bytes
         return max(self.tensors.peak_bytes(rows), expected_bytes) + int(beside_bytes) + new_bytes
 
@@ -144,9 +148,13 @@ class Need:
         hidden_bytes = growth_bytes - self.tensors.peak_bytes(rows) - (kept_bytes if new else 0)
         least_bytes = -_MOST_FOUND_RATIO * self.tensors.peak_bytes(rows) if is_exact else 0.0
         self.hidden_bytes_per_row = max(least_bytes, hidden_bytes) / rows
-        self.expected = None
+        self.measured_rows = max(self.measured_rows, rows)
         if new:
             self.size_bytes = kept_bytes // len(new)
+
+    def is_known(self, rows: int) -> bool:
+        """Was a size measured that tells of this one?"""
+        return 0 < rows <= _FURTHEST_TIMES * self.measured_rows
 
     def use(self, sizes: Iterable[int]) -> None:
         """Takes note that pieces of some sizes have run: what they keep is in use from now on."""

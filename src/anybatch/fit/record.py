@@ -39,6 +39,7 @@ class Record:
         reason: Why that size.
         room: What there was at the last call.
         step: What the optimizer's step takes.
+        sums_bytes: What sums of gradients take, where there are so many pieces that they are added up apart.
         confirmed_rows: The largest size at which the prediction was compared with a run of that size.
         is_measured: Has a call been measured?
         failures: How often memory ran out.
@@ -58,6 +59,7 @@ class Record:
     reason: str = ""
     room: Room | None = None
     step: OptimizerCost = _NOTHING
+    sums_bytes: int = 0
     confirmed_rows: int = 0
     is_measured: bool = False
     failures: int = 0
@@ -71,7 +73,7 @@ class Record:
         """What there was for pieces at the last call; None where nothing can tell."""
         if self.room is None or self.room.available_bytes is None:
             return None
-        return max(0, self.room.available_bytes - self.step.state_bytes)
+        return max(0, self.room.available_bytes - self.step.state_bytes - self.sums_bytes)
 
     def fit(self, rows: int, most_rows: int) -> int:
         """The most rows of a piece, for a mini-batch of so many rows.
@@ -82,7 +84,7 @@ class Record:
         fitting_rows = self._fitting_rows()
         self.ceiling_rows = min(most_rows, self._fitting_rows(self.need.superfluous_bytes))
         first_rows = int(fitting_rows * self.first_ratio)
-        is_cautious = not self.is_measured and first_rows < rows
+        is_cautious = not self.need.is_known(min(rows, fitting_rows)) and first_rows < rows
         new_rows = self._cuttable(rows, min(most_rows, first_rows if is_cautious else fitting_rows))
         if not self._keeps(rows, new_rows):
             self.limit_rows = new_rows

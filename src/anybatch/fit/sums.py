@@ -29,6 +29,11 @@ def is_single(dtype: torch.dtype) -> bool:
     return torch.finfo(dtype).eps == torch.finfo(torch.float32).eps
 
 
+def takes_blocks(pieces: int) -> bool:
+    """Are so many pieces added up in more than one block?"""
+    return pieces > _LEAST_BLOCK
+
+
 def ends_block(index: int, pieces: int) -> bool:
     """Is a piece the last of a block, with more to come? No more blocks than pieces in one, from 16 on.
 

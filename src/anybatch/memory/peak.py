@@ -7,7 +7,7 @@ from typing import Self, final
 
 import torch
 
-from anybatch.memory.gauge import Gauge, gauge_of
+from anybatch.memory.gauge import Gauge, HostGauge, gauge_of
 from anybatch.memory.process import HighWater, Touched
 from anybatch.memory.sampler import Sampler
 
@@ -90,7 +90,10 @@ class PeakMeter:
 
     def _read(self, seen_bytes: int) -> None:
         end = self._gauge.high_water()
-        if end is not None and self._begin is not None and end.mark_bytes > self._begin.mark_bytes:
+        if self.is_marked and isinstance(self._gauge, HostGauge):
+            # Each new thread lifts the mark of all that is mapped by 64 MiB that nobody writes to.
+            self.peak_bytes, self.source = seen_bytes, f"VmHWM, and samples of {self._gauge.source}"
+        elif end is not None and self._begin is not None and end.mark_bytes > self._begin.mark_bytes:
             self.is_exact = True
             self.peak_bytes, self.source = max(end.amount_bytes, seen_bytes), end.source
         else:

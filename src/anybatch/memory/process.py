@@ -104,12 +104,17 @@ class HostCounter:
     """
 
     def __init__(self, currency: Currency) -> None:
+        self._currency = currency
         self._field = _STATM_FIELDS[currency]
         status = read_status()
         self._extra_bytes = status["VmStk"] if currency is Currency.DATA and status else 0
         self._page_bytes = os.sysconf("SC_PAGE_SIZE") if status else 0
         self._process = None if status else psutil.Process()
         self._file, self._pid = -1, -1
+
+    def __reduce__(self) -> tuple[type[HostCounter], tuple[Currency]]:
+        """A copy is made anew: it must not share what this one has open."""
+        return HostCounter, (self._currency,)
 
     def __call__(self) -> int:
         if self._process is not None:

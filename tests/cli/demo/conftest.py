@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from anybatch.cli.demo.messages import Comparison, Training
+from anybatch.cli.demo.messages import Comparison, Found, Training
 from anybatch.cli.demo.settings import MIB, Settings
 from anybatch.cli.demo.stage import Outcome
 
@@ -28,6 +28,7 @@ def outcome() -> Outcome:
             200 * MIB,
             37 * MIB,
             {"accuracy": 0.989, "precision": 0.988, "recall": 0.987, "f1": 0.986},
+            Found(32, 90, 0, 33 * MIB, {"2": 7 * MIB, "32": 17 * MIB, "90": 33 * MIB, "200": 70 * MIB}),
         ),
         comparison=Comparison(
             362 * MIB,

@@ -45,11 +45,22 @@ def test_memory_panel_shows_peaks_and_cap(drawn: Figure, outcome: Outcome) -> No
 
 def test_error_panel_shows_each_way(drawn: Figure, outcome: Outcome) -> None:
     """Every way has its bar up to its error, named, on a logarithmic axis that holds them all."""
-    errors = drawn.axes[1]
+    errors = drawn.axes[2]
     ends = [bar.get_x() + bar.get_width() for bar in errors.patches]
     assert ends == pytest.approx(list(outcome.comparison.uneven_errors.values()), rel=0.02)
     assert [label.get_text() for label in errors.get_yticklabels()] == list(outcome.comparison.uneven_errors)
     assert errors.get_xscale() == "log"
+
+
+def test_curve_panel_shows_need_room_and_choice(drawn: Figure) -> None:
+    """The curve meets what is to be had at the ceiling; the choice lies on it, below."""
+    curve = drawn.axes[1]
+    labels = [text.get_text() for text in curve.get_legend().get_texts()]
+    assert labels == ["needed", "to be had, 33 MiB", "ceiling, 90 rows", "chosen, 32 rows"]
+    assert curve.get_xlabel() == "rows in a micro-batch"
+    needed, _, _, chosen = curve.get_lines()
+    assert (90, 33.0) in zip(needed.get_xdata(), needed.get_ydata(), strict=True)
+    assert list(zip(chosen.get_xdata(), chosen.get_ydata(), strict=True)) == [(32, 17.0)]
 
 
 def test_texts_do_not_overlap(drawn: Figure) -> None:

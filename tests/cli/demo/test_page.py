@@ -71,7 +71,7 @@ def test_introduction_names_the_cap_and_the_allocator(settings: Settings) -> Non
     text = printed(introduction(settings), 80)
     assert "64.0 MiB" in text
     assert "RLIMIT_DATA" in text
-    assert "MALLOC_MMAP_THRESHOLD_=1048576" in text
+    assert "MALLOC_MMAP_THRESHOLD_=65536" in text
 
 
 def test_introduction_without_a_cap(settings: Settings) -> None:

@@ -109,7 +109,7 @@ def test_child_runs_with_the_allocator_that_is_announced(
 ) -> None:
     """glibc's setting, which the page names, is in the child's environment."""
     stand_in(monkeypatch, "import os; raise SystemExit(os.environ['MALLOC_MMAP_THRESHOLD_'])")
-    with Child() as child, pytest.raises(ChildError, match="1048576"):
+    with Child() as child, pytest.raises(ChildError, match="65536"):
         run(child, settings)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 
 import torch
@@ -10,14 +11,17 @@ from torch import Tensor
 
 import anybatch
 from anybatch.cli.demo.digits import Digits
-from anybatch.cli.demo.messages import Comparison, Progress, Result, Training
+from anybatch.cli.demo.messages import Comparison, Found, Progress, Result, Training
 from anybatch.cli.demo.network import build_network
 from anybatch.cli.demo.settings import IGNORED_SHARE, THREADS, UNEVEN_ROWS, UNEVEN_UB_SIZE, Settings
 from anybatch.cli.demo.training import scores_of, train, whole_step
 from anybatch.cli.demo.ways import Step, Way, gradient_error, gradients_of, installed_ways, loss_of
+from anybatch.errors import DoesNotFitError
 from anybatch.fit.guard import MemoryVerdict, memory_verdict
+from anybatch.memory.gauge import HostGauge
 from anybatch.memory.limit import limit_growth
-from anybatch.memory.process import data_bytes, peak_data_bytes
+from anybatch.memory.peak import PeakMeter
+from anybatch.memory.process import Currency, data_bytes
 
 __all__ = ["ACTS", "Act", "Report", "compare_without_cap", "load_torch", "train_in_pieces", "try_whole"]
 
@@ -25,6 +29,7 @@ Report = Callable[[Progress], None]
 Act = Callable[[Digits, Settings, Report], Result]
 
 _IGNORED = -100
+_CURVE_POINTS = 64
 
 
 def try_whole(digits: Digits, settings: Settings, report: Report) -> Training:
@@ -33,9 +38,24 @@ def try_whole(digits: Digits, settings: Settings, report: Report) -> Training:
 
 
 def train_in_pieces(digits: Digits, settings: Settings, report: Report) -> Training:
-    """The whole training in micro-batches, under the same cap."""
-    step: Step = anybatch.apply(["x", "label"], ub_size=settings.ub_size)(loss_of)
-    return _train_capped(step, settings.steps, digits, settings, report)
+    """The whole training in micro-batches of a size that is found, under the same cap."""
+    auto = anybatch.Auto(prefer="largest")
+    step: Step = anybatch.apply(["x", "label"], ub_size=auto)(loss_of)
+    result = _train_capped(step, settings.steps, digits, settings, report)
+    return replace(result, found=_found(auto, len(digits.labels)))
+
+
+def _found(auto: anybatch.Auto, rows: int) -> Found | None:
+    """The size that training settled on; None where it did not get so far."""
+    record = next(iter(auto), None)
+    if record is None or not record.rows:
+        return None
+    steps = range(2, rows + 1, max(1, rows // _CURVE_POINTS))
+    curve_bytes = {str(each): record.need.peak_bytes(each) for each in steps}
+    available_bytes = record.available_bytes
+    if available_bytes is not None:
+        available_bytes += record.need.superfluous_bytes
+    return Found(min(record.rows, rows), record.ceiling_rows, record.failures, available_bytes, curve_bytes)
 
 
 def compare_without_cap(digits: Digits, settings: Settings, report: Report) -> Comparison:
@@ -70,17 +90,24 @@ def _train_capped(step: Step, steps: int, digits: Digits, settings: Settings, re
     cap_in_force = settings.cap_bytes is not None and limit_growth(settings.cap_bytes)
     report(Progress(0, steps, f"{len(digits.labels):,} rows"))
     steps_done = 0
+    meter = _meter()
     try:
-        model = build_network(settings.seed)
-        for loss in islice(train(model, step, digits, settings.steps), steps):
-            steps_done += 1
-            report(Progress(steps_done, steps, f"loss {loss:.3f}"))
-        scores = scores_of(model, digits, settings.ub_size)
+        with meter:
+            model = build_network(settings.seed)
+            for loss in islice(train(model, step, digits, settings.steps), steps):
+                steps_done += 1
+                report(Progress(steps_done, steps, f"loss {loss:.3f}"))
+            scores = scores_of(model, digits, settings.ub_size)
     except Exception as error:  # any error, to ask the one guard about it
         if not _is_out_of_memory(error, cap_in_force):
             raise
         return Training(cap_in_force, steps_done, str(error), held_bytes, None, {})
-    return Training(cap_in_force, steps_done, None, held_bytes, peak_data_bytes() - held_bytes, scores)
+    return Training(cap_in_force, steps_done, None, held_bytes, meter.peak_bytes - held_bytes, scores)
+
+
+def _meter() -> PeakMeter:
+    """Measures data, which the cap counts, whatever else limits the process."""
+    return PeakMeter(HostGauge(Currency.DATA))
 
 
 def _is_out_of_memory(error: Exception, cap_in_force: bool) -> bool:
@@ -88,14 +115,14 @@ def _is_out_of_memory(error: Exception, cap_in_force: bool) -> bool:
 
     oneDNN, which computes the convolutions, gives no reason when its own allocation fails.
     """
-    verdict = memory_verdict(error)
+    verdict = MemoryVerdict.YES if isinstance(error, DoesNotFitError) else memory_verdict(error)
     return verdict is MemoryVerdict.YES or (cap_in_force and verdict is MemoryVerdict.MAYBE)
 
 
 def _whole_peak_bytes(digits: Digits, settings: Settings) -> int:
-    held_bytes = data_bytes()
-    next(train(build_network(settings.seed), whole_step, digits, settings.steps))
-    return peak_data_bytes() - held_bytes
+    with _meter() as meter:
+        next(train(build_network(settings.seed), whole_step, digits, settings.steps))
+    return meter.growth_bytes
 
 
 def _whole_errors(digits: Digits, settings: Settings) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import final
 
-__all__ = ["Comparison", "Message", "Progress", "Result", "Training", "decode", "encode"]
+__all__ = ["Comparison", "Found", "Message", "Progress", "Result", "Training", "decode", "encode"]
 
 
 @final
@@ -27,6 +27,26 @@ class Progress:
 
 @final
 @dataclass(frozen=True)
+class Found:
+    """How the size of the micro-batches was found.
+
+    Attributes:
+        rows: The largest micro-batch.
+        ceiling_rows: The most rows that fit, as far as is known.
+        failures: How often memory ran out on the way.
+        available_bytes: What micro-batches of one size may take of the cap.
+        curve_bytes: What they need, for some numbers of rows.
+    """
+
+    rows: int
+    ceiling_rows: int
+    failures: int
+    available_bytes: int | None
+    curve_bytes: dict[str, int]
+
+
+@final
+@dataclass(frozen=True)
 class Training:
     """A training under the cap.
 
@@ -37,6 +57,7 @@ class Training:
         held_bytes: What the process held before training.
         peak_bytes: Most bytes that training held on top of that; None where it ran out of memory.
         scores: Figures of the trained network on the test rows, by name, 0 to 1; empty where there is none.
+        found: How the size of the micro-batches was found; None for the whole mini-batch.
     """
 
     cap_in_force: bool
@@ -45,6 +66,7 @@ class Training:
     held_bytes: int
     peak_bytes: int | None
     scores: dict[str, float]
+    found: Found | None = None
 
 
 @final
@@ -80,4 +102,6 @@ def encode(message: Message) -> str:
 def decode(line: str) -> Message:
     """The message that `encode` wrote."""
     fields = json.loads(line)
+    if fields.get("found") is not None:
+        fields["found"] = Found(**fields["found"])
     return _KINDS[fields.pop("kind")](**fields)

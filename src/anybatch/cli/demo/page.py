@@ -49,7 +49,7 @@ def _cap_lines(settings: Settings) -> Iterator[str]:
 def report(settings: Settings, outcome: Outcome, made: Iterable[Promise]) -> RenderableType:
     """The tables of what was seen, and what became of the promises."""
     parts: list[RenderableType] = [
-        Text(f"\n{_case(settings, outcome)}", style="bold"),
+        Text(f"\n{_case(outcome)}", style="bold"),
         _training_table(settings, outcome),
         Text(f"\n{UNEVEN_CASE}", style="bold"),
         _uneven_table(outcome.comparison),
@@ -60,9 +60,10 @@ def report(settings: Settings, outcome: Outcome, made: Iterable[Promise]) -> Ren
     return Group(*parts, _promise_table(made))
 
 
-def _case(settings: Settings, outcome: Outcome) -> str:
-    pieces = math.ceil(outcome.rows / settings.ub_size)
-    return f"One mini-batch of {outcome.rows:,} images, {pieces} micro-batches"
+def _case(outcome: Outcome) -> str:
+    found = outcome.pieces.found
+    pieces = "micro-batches" if found is None else f"{math.ceil(outcome.rows / found.rows)} micro-batches"
+    return f"One mini-batch of {outcome.rows:,} images, {pieces}"
 
 
 def _training_table(settings: Settings, outcome: Outcome) -> Table:
@@ -79,11 +80,18 @@ def _training_rows(settings: Settings, outcome: Outcome) -> Iterator[tuple[str, 
     peak = "-" if pieces.peak_bytes is None else in_words(pieces.peak_bytes)
     yield _cap_title(settings, whole), _ending(whole), _ending(pieces)
     yield "peak memory", f"{in_words(comparison.whole_peak_bytes)} without cap", peak
+    yield from _found_rows(pieces)
     rows = "" if settings.compared_rows is None else f" ({settings.compared_rows} rows)"
     yield f"loss error{rows}", "-", f"{comparison.loss_error:.1e}"
     yield f"gradient error{rows}", "-", f"{comparison.gradient_error:.1e}"
     for name, value in pieces.scores.items():
         yield f"test {name if name == 'accuracy' else f'macro {name}'}", "-", f"{value:.1%}"
+
+
+def _found_rows(pieces: Training) -> Iterator[tuple[str, str, str]]:
+    if pieces.found is not None:
+        yield "size found", "-", f"{pieces.found.rows} of at most {pieces.found.ceiling_rows:,} rows"
+        yield "sizes that did not fit", "-", str(pieces.found.failures)
 
 
 def _cap_title(settings: Settings, training: Training) -> str:

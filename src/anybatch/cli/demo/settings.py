@@ -35,7 +35,7 @@ UNEVEN_CASE = f"{UNEVEN_ROWS} images by {UNEVEN_UB_SIZE}, {IGNORED_SHARE:.0%} of
 
 # By default glibc keeps freed tensors in its heap, and what a process holds depends on its history. With a
 # fixed threshold every tensor above it goes back to the system when it is freed.
-MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "1048576"}
+MALLOC_ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 @final
