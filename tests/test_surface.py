@@ -75,6 +75,7 @@ def test_public_names_are_frozen() -> None:
         "Verification",
         "apply",
         "errors",
+        "techniques",
         "verify",
     ]
     assert all(hasattr(anybatch, name) for name in anybatch.__all__)

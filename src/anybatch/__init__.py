@@ -7,11 +7,12 @@ from anybatch import errors
 from anybatch._apply import apply
 
 if TYPE_CHECKING:
+    from anybatch import techniques
     from anybatch._monitor import MemoryMonitor
     from anybatch._verify import Verification, verify
     from anybatch.fit.auto import Auto
 
-__all__ = ["Auto", "MemoryMonitor", "Verification", "apply", "errors", "verify"]
+__all__ = ["Auto", "MemoryMonitor", "Verification", "apply", "errors", "techniques", "verify"]
 
 _ROOMS = {
     "Auto": "fit.auto",
@@ -23,6 +24,8 @@ _ROOMS = {
 
 def __getattr__(name: str) -> Any:
     """Loads what only some programs use when they use it."""
+    if name == "techniques":
+        return import_module("anybatch.techniques")
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"anybatch.{_ROOMS[name]}"), name)

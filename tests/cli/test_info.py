@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import anybatch.cli.info as info
 from anybatch.cli.app import app
+from anybatch.memory.malloc import MallocSetting
 from anybatch.memory.reading import Quantity, Reading
 from anybatch.memory.state import MemoryState
 
@@ -68,3 +69,20 @@ def test_info_lists_each_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines()]
     assert ["xpu:1", "most in use so far", "none", "not kept"] in rows
     assert ["xpu:1", "to be had", "5.0 GiB", "budget source"] in rows
+
+
+@pytest.mark.parametrize("is_adjusted", [True, False])
+def test_info_says_what_malloc_does(is_adjusted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threshold and who set it; what another would give, where it is glibc's default."""
+    setting = MallocSetting(128 << 10, is_adjusted, "somebody")
+    monkeypatch.setattr(info, "malloc_setting", lambda: setting)
+    output = printed(120, monkeypatch)
+    assert "larger than 128.0 KiB" in output
+    assert "(somebody)" in output
+    assert ("MALLOC_MMAP_THRESHOLD_" in output) is is_adjusted
+
+
+def test_info_without_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory does not come from glibc there is nothing to say."""
+    monkeypatch.setattr(info, "malloc_setting", lambda: None)
+    assert "malloc" not in printed(80, monkeypatch)

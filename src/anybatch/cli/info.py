@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from anybatch.memory.device import accelerators, device_name
 from anybatch.memory.limit import host_limits
+from anybatch.memory.malloc import malloc_setting
 from anybatch.memory.reading import Reading, in_words
 from anybatch.memory.state import memory_of
 
@@ -25,7 +27,24 @@ _OPTIONAL = ("scikit-learn", "transformers", "mbp-pytorch")
 
 def info() -> None:
     """Print versions, devices, memory and limits."""
-    Console().print(Group(_version_table(), _device_table(), _memory_table(), _limit_table()))
+    Console().print(
+        Group(_version_table(), _device_table(), _memory_table(), _limit_table(), *_malloc_lines())
+    )
+
+
+def _malloc_lines() -> Iterator[Text]:
+    """What glibc's malloc does with what is freed; nothing where memory does not come from it."""
+    setting = malloc_setting()
+    if setting is None:
+        return
+    threshold = in_words(setting.threshold_bytes)
+    adjusted = ", raised as larger tensors are freed" if setting.is_adjusted else ""
+    yield Text("\nmalloc (glibc)", style="bold")
+    yield Text(f"gives back at once what is larger than {threshold}{adjusted} ({setting.source})")
+    if setting.is_adjusted:
+        yield Text(
+            "With MALLOC_MMAP_THRESHOLD_=65536 a third more fits under a limit; small tensors get slower."
+        )
 
 
 def _version_table() -> Table:

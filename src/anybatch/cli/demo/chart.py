@@ -75,7 +75,7 @@ def _draw_curve(axes: Axes, found: Found) -> None:
     axes.set_ylabel("MiB beyond what is in use")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.legend(loc="lower right", frameon=False)
+    axes.legend(loc="upper left", frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
 
 
