@@ -2,6 +2,7 @@
 
 import copy
 import json
+import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -527,3 +528,17 @@ def test_lazy_modules_are_not_foreseen_before_they_have_a_shape() -> None:
         whole = torch.autograd.grad(model(x).square().mean(), parameters)
         for parameter, expected in zip(parameters, whole, strict=True):
             torch.testing.assert_close(parameter.grad, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_copies_know_the_same(machine: Machine) -> None:
+    """A copy, or one that went through pickle, chooses as the first one does, and leaves it alone."""
+    machine(4 * MIB)
+    model = net()
+    auto = Auto(prefer="largest")
+    x, label = batch(3000)
+    step_of(model, auto)(x=x, label=label)
+    for other in (copy.deepcopy(auto), pickle.loads(pickle.dumps(auto))):
+        assert str(other) == str(auto)
+        step_of(model, other)(x=x, label=label)
+    del other
+    step_of(model, auto)(x=x, label=label)

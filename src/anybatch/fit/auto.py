@@ -134,7 +134,11 @@ class Auto:
         Returns:
             Numbers, strings, lists and dicts only; `torch.save` and `json.dump` take it.
         """
-        kinds = {kind: [saved(record) for record in records] for kind, records in self._records.items()}
+        # What no call has measured yet is found out anew.
+        kinds = {
+            kind: [saved(record) for record in records if record.is_measured]
+            for kind, records in self._records.items()
+        }
         return {"version": _VERSION, "kinds": kinds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

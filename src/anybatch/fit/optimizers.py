@@ -29,6 +29,10 @@ class Optimizers:
         self._wanted: dict[int, weakref.ref[Tensor]] = {}
         self._stop_looking: Callable[[], None] | None = None
 
+    def __reduce__(self) -> tuple[type["Optimizers"], tuple[None]]:
+        """A copy, in another process say, looks for its optimizers anew."""
+        return Optimizers, (None,)
+
     def __iter__(self) -> Iterator[Optimizer]:
         return iter(self._known)
 

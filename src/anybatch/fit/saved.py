@@ -26,7 +26,7 @@ _OF_RECORD = (
     "is_measured",
     "failures",
 )
-_OF_NEED = ("hidden_bytes_per_row", "size_bytes", "penalty_bytes_per_row")
+_OF_NEED = ("hidden_bytes_per_row", "size_bytes", "penalty_bytes_per_row", "measured_rows")
 
 
 def saved(record: Record) -> dict[str, Any]:
