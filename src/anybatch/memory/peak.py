@@ -35,8 +35,8 @@ class PeakMeter:
 
     Example:
         >>> with PeakMeter(torch.device("cpu")) as meter:
-        ...     block = torch.ones(1 << 22)
-        >>> meter.growth_bytes > 1 << 23
+        ...     block = torch.ones(1 << 25)
+        >>> meter.growth_bytes > 1 << 26
         True
     """
 
