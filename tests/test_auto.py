@@ -487,7 +487,19 @@ def test_explanation_has_the_figures(capsys: pytest.CaptureFixture[str], machine
     step_of(model, auto)(x=x, label=label)
     auto.explain()
     printed = capsys.readouterr().out
-    for word in ("step", "training", "need", "per row", "measured", "room", "budget", "ceiling", "choice"):
+    for word in (
+        "step",
+        "training",
+        "need",
+        "per row",
+        "peak",
+        "aten::",
+        "measured",
+        "room",
+        "budget",
+        "ceiling",
+        "choice",
+    ):
         assert word in printed
 
 

@@ -11,6 +11,7 @@ import torch
 
 from anybatch._fitting import Fitting
 from anybatch._foresee import Task, confirm, foresee
+from anybatch._shortage import no_piece_fits, no_step_fits
 from anybatch.batch import extent
 from anybatch.errors import DoesNotFitError
 from anybatch.exact.batch_norm import batch_norms
@@ -22,12 +23,10 @@ from anybatch.fit.room import room_in
 from anybatch.fit.sums import takes_blocks
 from anybatch.memory.device import finish
 from anybatch.memory.peak import PeakMeter
-from anybatch.memory.reading import in_words
 
 __all__ = ["Automatic", "Task"]
 
 _MOST_CONFIRMATIONS = 10
-_MUCH_TIMES = 16
 _SMALL_RATIO = 0.2
 
 
@@ -200,15 +199,7 @@ class Automatic(Fitting):
         gradient_bytes = sum(leaf.numel() * leaf.element_size() for leaf in self._task.parameters)
         needed_bytes = record.step.step_peak_bytes + gradient_bytes - self._task.gradient_bytes()
         if needed_bytes > room.available_bytes + room.margin_bytes:
-            raise DoesNotFitError(
-                f"`{self._task.bound.name}`: the optimizer's step does not fit. It needs "
-                f"{in_words(needed_bytes)} with its gradients, and {self._device} has "
-                f"{in_words(room.available_bytes)} for it. Freeze parameters, or take an optimizer with less "
-                "state.",
-                rows=0,
-                needed_bytes=needed_bytes,
-                available_bytes=room.available_bytes,
-            )
+            raise no_step_fits(self._task.bound.name, self._device, needed_bytes, room.available_bytes)
 
     def _doubt(self) -> str:
         return (
@@ -217,36 +208,4 @@ class Automatic(Fitting):
         ).rstrip()
 
     def _does_not_fit(self, record: Record) -> DoesNotFitError:
-        available_bytes = None if record.room is None else record.room.available_bytes
-        rows = self._least_rows
-        needed_bytes = record.need.peak_bytes(rows) + record.step.state_bytes
-        return DoesNotFitError(
-            f"`{self._task.bound.name}`: no micro-batch fits. "
-            f"{self._shortage(rows, needed_bytes, available_bytes)}. {_advice(record, rows)}",
-            rows=rows,
-            needed_bytes=needed_bytes,
-            available_bytes=available_bytes,
-        )
-
-    def _shortage(self, rows: int, needed_bytes: int, available_bytes: int | None) -> str:
-        unit = "one row" if rows == 1 else f"{rows} rows, the least that BatchNorm takes"
-        if available_bytes is not None and available_bytes < needed_bytes:
-            needed, there = in_words(needed_bytes), in_words(available_bytes)
-            return f"{needed} are needed for {unit}, and {self._device} has {there} for it"
-        there = "" if available_bytes is None else f", where {in_words(available_bytes)} were to be had"
-        return f"Memory of {self._device} ran out with {unit}{there}"
-
-
-def _advice(record: Record, rows: int) -> str:
-    """Which techniques would help, by what needs most."""
-    available_bytes = record.available_bytes
-    is_short = available_bytes is not None and available_bytes < _MUCH_TIMES * record.need.peak_bytes(rows)
-    if record.has_gaps and record.failures and is_short:
-        return GAPS
-    fixed_bytes = record.need.tensors.peak_bytes(0) + record.step.state_bytes
-    if fixed_bytes > record.need.tensors.peak_bytes(rows) // 2:
-        return (
-            "Most of it are gradients and the optimizer's state: freeze parameters, or take an optimizer "
-            "with less state."
-        )
-    return "Most of it are activations: try `torch.utils.checkpoint`, autocast or a smaller input."
+        return no_piece_fits(self._task.bound.name, self._device, record, self._least_rows)

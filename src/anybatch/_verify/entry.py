@@ -91,7 +91,7 @@ def verify(step: Callable[..., Any], /, *args: Any, double: bool = False, **kwar
 def _noted_out_of_memory() -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # any error, to ask the one guard about it
         if is_out_of_memory(error):
             error.add_note(
                 "`verify` runs the mini-batch whole, too: give it as many rows as the device holds."
@@ -155,7 +155,7 @@ def _noted(measured: Verification) -> Iterator[None]:
     """Adds what is known already to an exception that an experiment causes."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # whatever it is, it passes with a note
         error.add_note(f"`verify`: raised by an experiment that looked for causes. Known before:\n{measured}")
         raise
 

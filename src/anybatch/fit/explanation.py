@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from anybatch.fit.need import PeakOfRows
+from anybatch.fit.need import Corrected, PeakOfRows
 from anybatch.fit.pace import Pace
 from anybatch.fit.record import Record
+from anybatch.memory.curve import Curve
 from anybatch.memory.reading import in_words
 
 __all__ = ["GAPS", "explained"]
@@ -22,6 +23,7 @@ def explained(record: Record) -> str:
 
 def _lines(record: Record) -> Iterator[tuple[str, str]]:
     yield "need", f"{_need(record.need.tensors)} ({record.how})"
+    yield from _peak(record)
     yield from _measured(record)
     yield from _room(record)
     yield "ceiling", _rows(record.ceiling_rows)
@@ -42,6 +44,13 @@ def _need(need: PeakOfRows) -> str:
     ends = [(need.peak_bytes(rows) - fixed_bytes) // rows for rows in (2, 1024)]
     per_row = " to ".join(in_words(each) for each in sorted(set(ends)))
     return f"{in_words(fixed_bytes)} and {per_row} per row"
+
+
+def _peak(record: Record) -> Iterator[tuple[str, str]]:
+    tensors = record.need.tensors
+    curve = tensors.predicted if isinstance(tensors, Corrected) else tensors
+    if isinstance(curve, Curve):
+        yield "peak", curve.at(max(1, record.rows))
 
 
 def _measured(record: Record) -> Iterator[tuple[str, str]]:

@@ -20,7 +20,6 @@ __all__ = [
     "data_bytes",
     "high_water",
     "live_of",
-    "peak_data_bytes",
     "read_status",
     "read_status_of",
 ]
@@ -190,11 +189,6 @@ def data_bytes() -> int:
     """
     status = read_status()
     return status["VmData"] if status else psutil.Process().memory_info().rss
-
-
-def peak_data_bytes() -> int:
-    """The largest `data_bytes()` of this process so far; see `high_water` for its error."""
-    return high_water(Currency.DATA).amount_bytes
 
 
 def high_water(currency: Currency, status: Mapping[str, int] | None = None) -> HighWater:

@@ -96,8 +96,28 @@ class DataLimit(Ceiling):
         _set_soft(int(before))
 
 
+class FractionLimit(Ceiling):
+    """A ceiling that an allocator takes as a part of its device's memory."""
+
+    def lower(self, most_bytes: int) -> float:
+        before = self._fraction()
+        self._set(most_bytes / self.total_bytes())
+        return before
+
+    def put_back(self, before: float) -> None:
+        self._set(before)
+
+    @abstractmethod
+    def _fraction(self) -> float:
+        """The part in force."""
+
+    @abstractmethod
+    def _set(self, fraction: float) -> None:
+        """Puts another part in force."""
+
+
 @final
-class AllocatorLimit(Ceiling):
+class AllocatorLimit(FractionLimit):
     """The part of a device's memory that torch's caching allocator may take."""
 
     def __init__(self, device: torch.device) -> None:
@@ -119,14 +139,6 @@ class AllocatorLimit(Ceiling):
     def most_bytes(self) -> int:
         return int(self.total_bytes() * self._fraction())
 
-    def lower(self, most_bytes: int) -> float:
-        before = self._fraction()
-        self._set(most_bytes / self.total_bytes())
-        return before
-
-    def put_back(self, before: float) -> None:
-        self._set(before)
-
     def _fraction(self) -> float:
         return float(self._module.get_per_process_memory_fraction(with_index(self._device)))
 
@@ -135,7 +147,7 @@ class AllocatorLimit(Ceiling):
 
 
 @final
-class MetalLimit(Ceiling):
+class MetalLimit(FractionLimit):
     """The high watermark of Metal's allocator, of which torch tells only how it began."""
 
     _now: float | None = None
@@ -148,14 +160,6 @@ class MetalLimit(Ceiling):
 
     def most_bytes(self) -> int:
         return int(self.total_bytes() * (self._fraction() or HIGHEST))
-
-    def lower(self, most_bytes: int) -> float:
-        before = self._fraction()
-        self._set(most_bytes / self.total_bytes())
-        return before
-
-    def put_back(self, before: float) -> None:
-        self._set(before)
 
     def _fraction(self) -> float:
         return high_watermark() if MetalLimit._now is None else MetalLimit._now
